@@ -1,0 +1,3 @@
+//! The command `armt`.
+
+fn main() {}

@@ -1,0 +1,75 @@
+//! Kernels on the CPU: plain loops over slices, on all threads, compiled for the widest vectors that the processor has.
+//!
+//! [`simd`] compiles a loop once for each instruction set and picks at run time, so that one binary runs everywhere. Loops are written
+//! so that the compiler vectorises them: slices of equal length, no branches, `mul_add`. [`par_rows`] spreads rows over rayon's threads
+//! when there is enough work to pay for it. Every output element is computed by one thread in a fixed order: results do not depend on
+//! the number of threads.
+
+pub(crate) mod elementwise;
+pub(crate) mod math;
+pub(crate) mod matmul;
+pub(crate) mod reduce;
+
+use std::sync::OnceLock;
+
+use rayon::prelude::*;
+
+/// What the CPU kernels use.
+#[derive(Debug, Clone)]
+pub struct CpuReport {
+    /// Widest instruction set in use.
+    pub vectors: String,
+    /// Threads of rayon's global pool.
+    pub threads: usize,
+}
+
+impl CpuReport {
+    /// Looks at the processor.
+    pub fn new() -> Self {
+        CpuReport { vectors: format!("{:?}", arch()), threads: rayon::current_num_threads() }
+    }
+}
+
+impl Default for CpuReport {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn arch() -> pulp::Arch {
+    static ARCH: OnceLock<pulp::Arch> = OnceLock::new();
+    *ARCH.get_or_init(pulp::Arch::new)
+}
+
+/// Runs a loop compiled for the processor at hand.
+#[inline(always)]
+pub(crate) fn simd<R>(f: impl FnOnce() -> R) -> R {
+    arch().dispatch(f)
+}
+
+/// Fewer elements than this are not worth another thread.
+const GRAIN: usize = 1 << 14;
+
+/// Calls `f(first row, rows)` over `out` cut into pieces of whole rows of `width`, on several threads if rows of `cost` element
+/// operations each are worth it.
+pub(crate) fn par_rows<T: Send>(out: &mut [T], width: usize, cost: usize, f: impl Fn(usize, &mut [T]) + Sync) {
+    if out.is_empty() || width == 0 {
+        return;
+    }
+    let rows = out.len() / width;
+    let piece = rows_per_piece(rows, cost);
+    if piece >= rows {
+        f(0, out);
+    } else {
+        out.par_chunks_mut(piece * width).enumerate().for_each(|(i, chunk)| f(i * piece, chunk));
+    }
+}
+
+/// How many rows one task takes: at least a grain of work, and about four tasks a thread for balance.
+pub(crate) fn rows_per_piece(rows: usize, cost: usize) -> usize {
+    let threads = rayon::current_num_threads();
+    if threads == 1 || rows * cost < 2 * GRAIN {
+        return rows.max(1);
+    }
+    rows.div_ceil(threads * 4).max(GRAIN.div_ceil(cost.max(1))).max(1)
+}

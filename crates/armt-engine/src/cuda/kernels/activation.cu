@@ -1,0 +1,37 @@
+// Activations and their derivatives, element by element.
+__device__ __forceinline__ float sigmoid_slope(float x) { float s = sigmoid_of(x); return s * (1.f - s); }
+__device__ __forceinline__ float silu_slope(float x) { float s = sigmoid_of(x); return s * (1.f + x * (1.f - s)); }
+__device__ __forceinline__ float gelu_erf_of(float x) { return 0.5f * x * (1.f + erff(x * 0.7071067812f)); }
+__device__ __forceinline__ float gelu_erf_slope(float x) {
+    return 0.5f * (1.f + erff(x * 0.7071067812f)) + x * 0.3989422804f * __expf(-0.5f * x * x);
+}
+
+#define UNARY(name, value, slope)                                                                                   \
+    extern "C" __global__ void name(const T* x, T* y, i64 n) {                                                      \
+        EACH(i, n) { float v = to_f32(x[i]); y[i] = from_f32<T>(value); }                                           \
+    }                                                                                                               \
+    extern "C" __global__ void name##_backward(const T* x, const T* dy, T* dx, i64 n) {                             \
+        EACH(i, n) { float v = to_f32(x[i]); dx[i] = from_f32<T>(to_f32(dy[i]) * (slope)); }                        \
+    }
+UNARY(relu, fmaxf(v, 0.f), (v > 0.f ? 1.f : 0.f))
+UNARY(sigmoid, sigmoid_of(v), sigmoid_slope(v))
+UNARY(silu, v * sigmoid_of(v), silu_slope(v))
+UNARY(gelu, gelu_of(v), gelu_slope(v))
+UNARY(gelu_erf, gelu_erf_of(v), gelu_erf_slope(v))
+
+// rows [gate, up] of 2 f -> silu(gate) up, rows of f
+extern "C" __global__ void swiglu(const T* x, T* y, i64 n, i64 f) {
+    EACH(i, n) {
+        i64 at = i / f * 2 * f + i % f;
+        float g = to_f32(x[at]), u = to_f32(x[at + f]);
+        y[i] = from_f32<T>(g * sigmoid_of(g) * u);
+    }
+}
+extern "C" __global__ void swiglu_backward(const T* x, const T* dy, T* dx, i64 n, i64 f) {
+    EACH(i, n) {
+        i64 at = i / f * 2 * f + i % f;
+        float g = to_f32(x[at]), u = to_f32(x[at + f]), d = to_f32(dy[i]);
+        dx[at] = from_f32<T>(d * u * silu_slope(g));
+        dx[at + f] = from_f32<T>(d * g * sigmoid_of(g));
+    }
+}

@@ -1,0 +1,68 @@
+// Common to every kernel file: types, conversions, reductions. No header is included, so that NVRTC needs no toolkit.
+// C_T is the element type that a file is compiled for.
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+struct bf16 { u16 bits; };
+typedef C_T T;
+
+__device__ __forceinline__ float to_f32(float x) { return x; }
+__device__ __forceinline__ float to_f32(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+__device__ __forceinline__ float to_f32(int x) { return (float)x; }
+
+template <class U> __device__ __forceinline__ U from_f32(float x);
+template <> __device__ __forceinline__ float from_f32<float>(float x) { return x; }
+template <> __device__ __forceinline__ int from_f32<int>(float x) { return (int)x; }
+template <> __device__ __forceinline__ bf16 from_f32<bf16>(float x) {
+    bf16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+
+// N elements moved as one access.
+template <class U, int N> struct alignas(sizeof(U) * N) Vec { U v[N]; };
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int m = 16; m; m >>= 1) x += __shfl_xor_sync(~0u, x, m);
+    return x;
+}
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int m = 16; m; m >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, m));
+    return x;
+}
+
+// Sum over a block of at most 1024 threads; every thread gets it. `scratch` holds 32 floats. Same order in every run.
+__device__ __forceinline__ float block_sum(float x, float* scratch) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = (blockDim.x + 31) / 32;
+    x = warp_sum(x);
+    __syncthreads();
+    if (lane == 0) scratch[warp] = x;
+    __syncthreads();
+    return warp_sum(lane < warps ? scratch[lane] : 0.f);
+}
+__device__ __forceinline__ float block_max(float x, float* scratch) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = (blockDim.x + 31) / 32;
+    x = warp_max(x);
+    __syncthreads();
+    if (lane == 0) scratch[warp] = x;
+    __syncthreads();
+    return warp_max(lane < warps ? scratch[lane] : __int_as_float(0xff800000));
+}
+
+#define EACH(i, n) for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (i64)gridDim.x * blockDim.x)
+
+__device__ __forceinline__ float sigmoid_of(float x) { return 1.f / (1.f + __expf(-x)); }
+
+// GELU in its tanh form: x/2 (1 + tanh u) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3).
+__device__ __forceinline__ float gelu_of(float x) {
+    float u = 0.7978845608f * x * (1.f + 0.044715f * x * x);
+    return x * sigmoid_of(2.f * u);
+}
+__device__ __forceinline__ float gelu_slope(float x) {
+    float u = 0.7978845608f * x * (1.f + 0.044715f * x * x), du = 0.7978845608f * (1.f + 0.134145f * x * x), s = sigmoid_of(2.f * u);
+    return s + 2.f * x * s * (1.f - s) * du;
+}

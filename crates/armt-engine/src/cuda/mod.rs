@@ -1,0 +1,177 @@
+//! The GPU: context, libraries, kernels, graphs. Everything is found and loaded at run time.
+
+mod blas;
+pub(crate) mod driver;
+mod graph;
+mod kernels;
+mod libraries;
+mod nvrtc;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+
+use blas::Blas;
+pub(crate) use blas::{Epilogue, Matrix, Product};
+use driver::Context;
+pub use graph::Graph;
+use kernels::Kernels;
+pub use kernels::{KernelSource, kernel_sources};
+use nvrtc::Nvrtc;
+
+use crate::error::{Error, Result};
+use crate::tensor::pool::{Block, Pool, Source};
+
+/// One GPU with its stream, its buffer pool, its libraries and its kernels.
+pub struct CudaDevice {
+    blas: Mutex<Blas>,
+    kernels: Kernels,
+    /// Two i32: a code, and a value, that a kernel leaves when it meets bad input (a token id outside the table).
+    fault: Block,
+    _workspace: Block,
+    pool: RwLock<Arc<Pool>>,
+    context: Arc<Context>,
+}
+
+/// What a diagnosis shows about a GPU.
+#[derive(Debug, Clone)]
+pub struct CudaReport {
+    /// Name and number of the device.
+    pub device: String,
+    /// Compute capability and the architecture that kernels are compiled for.
+    pub architecture: String,
+    /// Free and total bytes of memory.
+    pub memory: (usize, usize),
+    /// Newest CUDA version that the driver runs.
+    pub driver: String,
+    /// Path and version of cuBLASLt.
+    pub cublaslt: String,
+    /// Path and version of NVRTC.
+    pub nvrtc: String,
+    /// Folder of compiled kernels, and whether it can be written.
+    pub cache: String,
+}
+
+impl CudaDevice {
+    /// Opens a device, or returns the one that is open already.
+    pub(crate) fn open(ordinal: usize) -> Result<Arc<Self>> {
+        static OPEN: OnceLock<Mutex<HashMap<usize, Weak<CudaDevice>>>> = OnceLock::new();
+        let mut open = OPEN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = open.get(&ordinal).and_then(Weak::upgrade) {
+            return Ok(device);
+        }
+        let context = Arc::new(Context::open(ordinal)?);
+        // Libraries newer than the driver's CUDA do not run; older ones do.
+        let newest = (context.driver_version / 1000) as u32;
+        let majors: Vec<u32> = (12..=newest.min(13)).rev().collect();
+        let nvrtc = Nvrtc::load(&majors)?;
+        let pool = Pool::new(Source::Cuda(context.clone()));
+        let workspace = pool.alloc(blas::WORKSPACE)?;
+        let fault = pool.alloc(8)?;
+        context.zero(fault.address() as u64, 8)?;
+        let blas = Blas::load(&context, &majors, workspace.address() as u64)?;
+        let device = Arc::new(CudaDevice {
+            blas: Mutex::new(blas),
+            kernels: Kernels::new(nvrtc, context.capability),
+            fault,
+            _workspace: workspace,
+            pool: RwLock::new(pool),
+            context,
+        });
+        open.insert(ordinal, Arc::downgrade(&device));
+        Ok(device)
+    }
+
+    pub(crate) fn ordinal(&self) -> usize {
+        self.context.ordinal()
+    }
+
+    /// Number of multiprocessors, for sizing grids.
+    pub(crate) fn multiprocessors(&self) -> usize {
+        self.context.multiprocessors
+    }
+
+    pub(crate) fn pool(&self) -> Arc<Pool> {
+        self.pool.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_pool(&self, pool: Arc<Pool>) {
+        *self.pool.write().unwrap_or_else(PoisonError::into_inner) = pool;
+    }
+
+    /// What was found and would be used.
+    pub fn report(&self) -> Result<CudaReport> {
+        let version = self.context.driver_version;
+        let blas = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
+        let nvrtc = self.kernels.nvrtc();
+        let cache = self.kernels.cache_folder().map_or("none (no home folder)".into(), |folder| {
+            let writable =
+                std::fs::create_dir_all(folder).is_ok() && std::fs::metadata(folder).is_ok_and(|m| !m.permissions().readonly());
+            format!(
+                "{} ({})",
+                folder.display(),
+                if writable { "writable" } else { "not writable: kernels are compiled in each run" }
+            )
+        });
+        Ok(CudaReport {
+            device: self.context.describe(),
+            architecture: self.kernels.arch().to_string(),
+            memory: self.context.memory()?,
+            driver: format!("CUDA {}.{}", version / 1000, version % 1000 / 10),
+            cublaslt: format!("{} (version {})", blas.path.display(), blas.version),
+            nvrtc: format!("{} (version {}.{})", nvrtc.path.display(), nvrtc.version.0, nvrtc.version.1),
+            cache,
+        })
+    }
+
+    pub(crate) fn upload<T: Copy>(&self, to: u64, from: &[T]) -> Result<()> {
+        self.context.upload(to, from)
+    }
+
+    pub(crate) fn download<T: Copy>(&self, from: u64, to: &mut [T]) -> Result<()> {
+        self.context.download(from, to)?;
+        self.check_fault()
+    }
+
+    pub(crate) fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.context.copy(to, from, bytes)
+    }
+
+    pub(crate) fn zero(&self, to: u64, bytes: usize) -> Result<()> {
+        self.context.zero(to, bytes)
+    }
+
+    pub(crate) fn fill(&self, to: u64, value: f32, count: usize) -> Result<()> {
+        self.context.fill(to, value.to_bits(), count)
+    }
+
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.context.synchronize()?;
+        self.check_fault()
+    }
+
+    /// Milliseconds of device time that the work issued by `f` takes.
+    pub fn time(&self, f: impl FnOnce() -> Result<()>) -> Result<f32> {
+        self.context.time(f)
+    }
+
+    /// Address of the two words that kernels report bad input in.
+    pub(crate) fn fault_ptr(&self) -> usize {
+        self.fault.address()
+    }
+
+    /// Turns what a kernel reported into an error, and forgets it.
+    fn check_fault(&self) -> Result<()> {
+        let mut words = [0i32; 2];
+        self.context.download(self.fault.address() as u64, &mut words)?;
+        if words[0] == 0 {
+            return Ok(());
+        }
+        self.context.zero(self.fault.address() as u64, 8)?;
+        Err(Error::argument("embedding", format!("index {} is outside the table", words[1])))
+    }
+
+    /// Issues a matrix product; `false` if the library cannot do its epilogue.
+    pub(crate) fn product(&self, product: &Product) -> Result<bool> {
+        self.blas.lock().unwrap_or_else(PoisonError::into_inner).run(&self.context, product)
+    }
+}

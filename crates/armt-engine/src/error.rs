@@ -1,0 +1,155 @@
+//! What can go wrong, always with what was expected and what came.
+
+use std::path::PathBuf;
+
+use crate::tensor::{DType, Shape};
+
+/// The result of every fallible call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of the engine. None of them leaves a device in a state that cannot be reported or dropped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A tensor has the wrong shape for an operation.
+    #[error("{op}: expected {what} of shape {expected}, got {got}")]
+    Shape {
+        /// The operation that refused.
+        op: &'static str,
+        /// Which operand.
+        what: &'static str,
+        /// The shape, or the rule, that would have been accepted.
+        expected: String,
+        /// The shape that came.
+        got: Shape,
+    },
+    /// A tensor has the wrong element type for an operation.
+    #[error("{op}: expected {what} of type {expected}, got {got}")]
+    DType {
+        /// The operation that refused.
+        op: &'static str,
+        /// Which operand.
+        what: &'static str,
+        /// The accepted type or types.
+        expected: String,
+        /// The type that came.
+        got: DType,
+    },
+    /// Operands live on different devices.
+    #[error("{op}: all operands must be on one device, but {what} is on {got} and the first operand on {expected}")]
+    Device {
+        /// The operation that refused.
+        op: &'static str,
+        /// Which operand.
+        what: &'static str,
+        /// Device of the first operand.
+        expected: String,
+        /// Device of the offending operand.
+        got: String,
+    },
+    /// An argument other than a tensor is outside what the operation takes.
+    #[error("{op}: {message}")]
+    Argument {
+        /// The operation that refused.
+        op: &'static str,
+        /// What was expected and what came.
+        message: String,
+    },
+    /// A buffer is being written while something else holds it.
+    #[error("{op}: the buffer is in use by another reader or writer (a tensor was passed as input and as output)")]
+    Aliased {
+        /// The operation that refused.
+        op: &'static str,
+    },
+    /// The tape was asked for something it cannot do.
+    #[error("tape: {0}")]
+    Tape(String),
+    /// A device has no room for a buffer.
+    #[error(
+        "out of memory on {device}: asked for {requested} bytes, {free} of {total} bytes are free, {pooled} bytes were held by this program's pool"
+    )]
+    OutOfMemory {
+        /// The device.
+        device: String,
+        /// Bytes asked for.
+        requested: usize,
+        /// Bytes free after the pool gave back what it could.
+        free: usize,
+        /// Bytes of the device.
+        total: usize,
+        /// Bytes this program's pool held when it happened.
+        pooled: usize,
+    },
+    /// No NVIDIA driver on this machine, or no GPU behind it.
+    #[error("no CUDA device: {0}")]
+    NoCuda(String),
+    /// The driver cannot run what we need.
+    #[error("the NVIDIA driver supports CUDA {got}, but at least {needed} is needed: update the driver")]
+    DriverTooOld {
+        /// Oldest CUDA version that works.
+        needed: &'static str,
+        /// What the driver says.
+        got: String,
+    },
+    /// A CUDA library could not be loaded.
+    #[error("{library} could not be loaded: {reason} (searched: {searched}; ARMT_CUDA_PATH can name a folder that holds it)")]
+    Library {
+        /// Name of the library, without folder.
+        library: String,
+        /// Why the last candidate was refused.
+        reason: String,
+        /// The folders that were searched.
+        searched: String,
+    },
+    /// A call into the CUDA driver or a CUDA library failed.
+    #[error("{call} failed: {name} ({code}): {text}")]
+    Cuda {
+        /// The function.
+        call: &'static str,
+        /// Its status.
+        code: i32,
+        /// The status' symbolic name.
+        name: String,
+        /// The driver's explanation.
+        text: String,
+    },
+    /// A kernel did not compile.
+    #[error("kernel file {file} did not compile for {arch}:\n{log}")]
+    Kernel {
+        /// The `.cu` file.
+        file: String,
+        /// Target architecture.
+        arch: String,
+        /// The compiler's output.
+        log: String,
+    },
+    /// A file could not be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file was read but does not hold what it should.
+    #[error("{path}: {message}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What was expected and what came.
+        message: String,
+    },
+}
+
+impl Error {
+    /// An [`Error::Argument`] with a ready message.
+    pub fn argument(op: &'static str, message: impl Into<String>) -> Self {
+        Error::Argument { op, message: message.into() }
+    }
+
+    /// An [`Error::Shape`].
+    pub fn shape(op: &'static str, what: &'static str, expected: impl std::fmt::Display, got: Shape) -> Self {
+        Error::Shape { op, what, expected: expected.to_string(), got }
+    }
+}

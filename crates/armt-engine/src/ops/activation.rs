@@ -1,0 +1,208 @@
+//! Activations, element by element: ReLU, sigmoid, SiLU x sigmoid(x), GELU in its tanh and its erf form; and SwiGLU,
+//! y = silu(gate) * up for rows stored as [gate, up].
+
+use super::{cast, cuda_of, to_f32, via_f32};
+use crate::cpu::{elementwise, math, par_rows, simd};
+use crate::error::{Error, Result};
+use crate::tape::{Backward, Grads, record};
+use crate::tensor::{DType, Tensor};
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Relu,
+    Sigmoid,
+    Silu,
+    Gelu,
+    GeluErf,
+}
+
+impl Kind {
+    fn op(self) -> &'static str {
+        match self {
+            Kind::Relu => "relu",
+            Kind::Sigmoid => "sigmoid",
+            Kind::Silu => "silu",
+            Kind::Gelu => "gelu",
+            Kind::GeluErf => "gelu_erf",
+        }
+    }
+}
+
+/// max(x, 0).
+pub fn relu(x: &Tensor) -> Result<Tensor> {
+    unary(Kind::Relu, x)
+}
+
+/// 1 / (1 + e^-x).
+pub fn sigmoid(x: &Tensor) -> Result<Tensor> {
+    unary(Kind::Sigmoid, x)
+}
+
+/// x sigmoid(x).
+pub fn silu(x: &Tensor) -> Result<Tensor> {
+    unary(Kind::Silu, x)
+}
+
+/// GELU in its tanh form (GPT-2).
+pub fn gelu(x: &Tensor) -> Result<Tensor> {
+    unary(Kind::Gelu, x)
+}
+
+/// GELU in its exact form (GPT-NeoX).
+pub fn gelu_erf(x: &Tensor) -> Result<Tensor> {
+    unary(Kind::GeluErf, x)
+}
+
+fn unary(kind: Kind, x: &Tensor) -> Result<Tensor> {
+    let op = kind.op();
+    x.expect_float(op, "the operand")?;
+    if via_f32(x) {
+        return cast(&unary(kind, &to_f32(x)?)?, DType::BF16);
+    }
+    let y = Tensor::uninit(x.shape(), x.dtype(), x.device())?;
+    unary_into(kind, x, &y)?;
+    Ok(record(&[x], y, || Unary { kind, x: x.detach() }))
+}
+
+fn unary_into(kind: Kind, x: &Tensor, y: &Tensor) -> Result<()> {
+    let op = kind.op();
+    match cuda_of(x) {
+        None => {
+            let (x, y) = (x.read::<f32>(op)?, &mut y.write::<f32>(op)?);
+            match kind {
+                Kind::Relu => elementwise::map(&x, y, |x: f32| x.max(0.0)),
+                Kind::Sigmoid => elementwise::map(&x, y, math::sigmoid),
+                Kind::Silu => elementwise::map(&x, y, |x| x * math::sigmoid(x)),
+                Kind::Gelu => elementwise::map(&x, y, math::gelu),
+                Kind::GeluErf => elementwise::map(&x, y, math::gelu_erf),
+            }
+        }
+        Some(cuda) => {
+            let n = x.elements();
+            cuda.kernel("activation", x.dtype(), op)?.cover(n).arg(x).arg(y).arg(n).run()?;
+        }
+    }
+    Ok(())
+}
+
+/// dy times the derivative at x.
+fn unary_backward(kind: Kind, x: &Tensor, dy: &Tensor) -> Result<Tensor> {
+    let op = kind.op();
+    let dx = Tensor::uninit(x.shape(), x.dtype(), x.device())?;
+    match cuda_of(x) {
+        None => {
+            let (x, dy, dx) = (x.read::<f32>(op)?, dy.read::<f32>(op)?, &mut dx.write::<f32>(op)?);
+            match kind {
+                Kind::Relu => elementwise::zip(&x, &dy, dx, |x, dy| if x > 0.0 { dy } else { 0.0 }),
+                Kind::Sigmoid => elementwise::zip(&x, &dy, dx, |x, dy| {
+                    let s = math::sigmoid(x);
+                    dy * s * (1.0 - s)
+                }),
+                Kind::Silu => elementwise::zip(&x, &dy, dx, |x, dy| dy * math::silu_slope(x)),
+                Kind::Gelu => elementwise::zip(&x, &dy, dx, |x, dy| dy * math::gelu_slope(x)),
+                Kind::GeluErf => elementwise::zip(&x, &dy, dx, |x, dy| dy * math::gelu_erf_slope(x)),
+            }
+        }
+        Some(cuda) => {
+            let n = x.elements();
+            let name = format!("{op}_backward");
+            cuda.kernel("activation", x.dtype(), &name)?.cover(n).arg(x).arg(dy).arg(&dx).arg(n).run()?;
+        }
+    }
+    Ok(dx)
+}
+
+/// GELU (tanh form) into an existing tensor, for the linear layer.
+pub(crate) fn gelu_into(x: &Tensor, y: &Tensor) -> Result<()> {
+    unary_into(Kind::Gelu, x, y)
+}
+
+/// dy times GELU's derivative at x, for the linear layer.
+pub(crate) fn gelu_backward(x: &Tensor, dy: &Tensor) -> Result<Tensor> {
+    unary_backward(Kind::Gelu, x, dy)
+}
+
+struct Unary {
+    kind: Kind,
+    x: Tensor,
+}
+
+impl Backward for Unary {
+    fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()> {
+        let dy = grads.output(0)?;
+        grads.give(0, unary_backward(self.kind, &self.x, &dy)?)
+    }
+}
+
+/// silu(gate) * up for x `[.., 2 f]` whose rows are [gate, up]; the result is `[.., f]`.
+pub fn swiglu(x: &Tensor) -> Result<Tensor> {
+    const OP: &str = "swiglu";
+    x.expect_float(OP, "the operand")?;
+    if x.shape().rank() == 0 || !x.shape().last().is_multiple_of(2) {
+        return Err(Error::shape(OP, "the operand", "[.., an even number]", x.shape()));
+    }
+    if via_f32(x) {
+        return cast(&swiglu(&to_f32(x)?)?, DType::BF16);
+    }
+    let f = x.shape().last() / 2;
+    let y = Tensor::uninit(x.shape().with_last(f), x.dtype(), x.device())?;
+    match cuda_of(x) {
+        None => {
+            let x = x.read::<f32>(OP)?;
+            par_rows(&mut y.write::<f32>(OP)?, f, 4 * f, |first, y| {
+                simd(|| {
+                    for (y, x) in y.chunks_exact_mut(f).zip(x[first * 2 * f..].chunks_exact(2 * f)) {
+                        let (gate, up) = x.split_at(f);
+                        for ((y, g), u) in y.iter_mut().zip(gate).zip(up) {
+                            *y = g * math::sigmoid(*g) * u;
+                        }
+                    }
+                });
+            });
+        }
+        Some(cuda) => {
+            let n = y.elements();
+            cuda.kernel("activation", x.dtype(), OP)?.cover(n).arg(x).arg(&y).arg(n).arg(f).run()?;
+        }
+    }
+    Ok(record(&[x], y, || Swiglu { x: x.detach() }))
+}
+
+struct Swiglu {
+    x: Tensor,
+}
+
+impl Backward for Swiglu {
+    fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()> {
+        const OP: &str = "swiglu";
+        let dy = grads.output(0)?;
+        let x = &self.x;
+        let f = x.shape().last() / 2;
+        let dx = Tensor::uninit(x.shape(), x.dtype(), x.device())?;
+        match cuda_of(x) {
+            None => {
+                let (x, dy) = (x.read::<f32>(OP)?, dy.read::<f32>(OP)?);
+                par_rows(&mut dx.write::<f32>(OP)?, 2 * f, 8 * f, |first, dx| {
+                    let rows =
+                        dx.chunks_exact_mut(2 * f).zip(x[first * 2 * f..].chunks_exact(2 * f)).zip(dy[first * f..].chunks_exact(f));
+                    simd(|| {
+                        for ((dx, x), dy) in rows {
+                            let ((dg, du), (gate, up)) = (dx.split_at_mut(f), x.split_at(f));
+                            for i in 0..f {
+                                let (g, u, dy) = (gate[i], up[i], dy[i]);
+                                dg[i] = dy * u * math::silu_slope(g);
+                                du[i] = dy * g * math::sigmoid(g);
+                            }
+                        }
+                    });
+                });
+            }
+            Some(cuda) => {
+                let n = dy.elements();
+                let launch = cuda.kernel("activation", x.dtype(), "swiglu_backward")?.cover(n);
+                launch.arg(x).arg(&dy).arg(&dx).arg(n).arg(f).run()?;
+            }
+        }
+        grads.give(0, dx)
+    }
+}

@@ -1,0 +1,324 @@
+//! Matrix products: y[g] = op(a[g]) op(b[g]), and the linear layer y[g] = activation(x[g] w[g] + bias[g]) + residual[g].
+//!
+//! Products are cuBLASLt's on CUDA, with bias and GELU in its epilogue where it can, and the `gemm` crate's on the CPU, where the
+//! epilogue runs over each piece of the result while it is in the cache. Gradients of weights accumulate straight into the parameter's
+//! f32 buffer, also from bf16 operands.
+
+use super::reduce::sum_middle_into;
+use super::{activation, cast, cuda_of, to_f32, via_f32};
+use crate::cpu::matmul as cpu;
+use crate::cuda::{Epilogue, Matrix, Product};
+use crate::error::{Error, Result};
+use crate::tape::{Backward, Grads, is_recorded, record};
+use crate::tensor::{DType, Shape, Tensor};
+
+/// What a linear layer applies after adding its bias.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activation {
+    /// Nothing.
+    #[default]
+    None,
+    /// GELU in its tanh form.
+    Gelu,
+}
+
+/// The parts of a linear layer beside x and w. The default is a plain product.
+#[derive(Clone, Copy, Default)]
+pub struct Linear<'a> {
+    /// `[N]` or `[G, N]`.
+    pub bias: Option<&'a Tensor>,
+    /// Applied after the bias.
+    pub activation: Activation,
+    /// Added last; of the result's shape. Not together with an activation.
+    pub residual: Option<&'a Tensor>,
+    /// w is stored as `[G, N, K]`.
+    pub transposed: bool,
+}
+
+/// a b: `[.., M, K]` by `[.., K, N]` with equal leading axes, or by one `[K, N]` for all rows.
+pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    product("matmul", a, false, b, false)
+}
+
+/// a b^T: `[.., M, K]` by `[.., N, K]`.
+pub fn matmul_nt(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    product("matmul_nt", a, false, b, true)
+}
+
+/// a^T b: `[.., K, M]` by `[.., K, N]`.
+pub fn matmul_tn(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    product("matmul_tn", a, true, b, false)
+}
+
+/// Sizes of a batched product y[batch] = op(a) op(b).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Sizes {
+    pub(crate) batch: usize,
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+}
+
+/// The last two axes, swapped if stored transposed.
+fn last_two(shape: Shape, transposed: bool) -> (usize, usize) {
+    let r = shape.rank();
+    let (rows, cols) = (shape[r - 2], shape[r - 1]);
+    if transposed { (cols, rows) } else { (rows, cols) }
+}
+
+fn product(op: &'static str, a: &Tensor, ta: bool, b: &Tensor, tb: bool) -> Result<Tensor> {
+    a.expect_float(op, "the first operand")?;
+    b.expect_dtype(op, "the second operand", a.dtype())?;
+    b.expect_device_of(op, "the second operand", a)?;
+    if via_f32(a) {
+        return cast(&product(op, &to_f32(a)?, ta, &to_f32(b)?, tb)?, DType::BF16);
+    }
+    let (ra, rb) = (a.shape().rank(), b.shape().rank());
+    if ra < 2 || rb < 2 {
+        let (what, short) = if ra < 2 { ("the first operand", a) } else { ("the second operand", b) };
+        return Err(Error::shape(op, what, "at least two axes", short.shape()));
+    }
+    if rb == 2 && ra > 2 && !ta {
+        let flat = super::reshape(a, [a.shape().rows(), a.shape().last()])?;
+        let y = product(op, &flat, ta, b, tb)?;
+        let n = y.shape().last();
+        return super::reshape(&y, a.shape().with_last(n));
+    }
+    let (m, k) = last_two(a.shape(), ta);
+    let (k_b, n) = last_two(b.shape(), tb);
+    if k != k_b || a.dims()[..ra - 2] != b.dims()[..rb - 2] {
+        let (x, y) = if tb { (n, k) } else { (k, n) };
+        let lead = &a.dims()[..ra - 2];
+        let expected = format!("{:?} or, for a plain product, [{x}, {y}]", [lead, &[x, y]].concat());
+        return Err(Error::shape(op, "the second operand", expected, b.shape()));
+    }
+    let sizes = Sizes { batch: a.dims()[..ra - 2].iter().product(), m, n, k };
+    let shape = Shape::new(&[&a.dims()[..ra - 2], &[m, n]].concat());
+    let y = Tensor::uninit(shape, a.dtype(), a.device())?;
+    multiply(a, ta, b, tb, sizes, &y, false)?;
+    Ok(record(&[a, b], y, || ProductBackward { a: a.detach(), ta, b: b.detach(), tb, sizes }))
+}
+
+/// y = (y +) op(a) op(b), untracked. y may be f32 where the operands are bf16.
+pub(crate) fn multiply(a: &Tensor, ta: bool, b: &Tensor, tb: bool, s: Sizes, y: &Tensor, accumulate: bool) -> Result<()> {
+    const OP: &str = "matmul";
+    if s.batch * s.m * s.n == 0 {
+        return Ok(());
+    }
+    if s.k == 0 {
+        return if accumulate { Ok(()) } else { y.fill_zero() };
+    }
+    let Some(cuda) = cuda_of(a) else {
+        let (a, b) = (a.read::<f32>(OP)?, b.read::<f32>(OP)?);
+        cpu::batched(&a, ta, &b, tb, s, &mut y.write::<f32>(OP)?, accumulate, |_, _, _| {});
+        return Ok(());
+    };
+    let product = Product {
+        m: s.m,
+        n: s.n,
+        k: s.k,
+        batch: s.batch,
+        a: Matrix { ptr: a.ptr(), dtype: a.dtype(), transposed: ta, stride: s.m * s.k },
+        b: Matrix { ptr: b.ptr(), dtype: b.dtype(), transposed: tb, stride: s.k * s.n },
+        c: accumulate.then(|| y.ptr()),
+        d: Matrix { ptr: y.ptr(), dtype: y.dtype(), transposed: false, stride: s.m * s.n },
+        alpha: 1.0,
+        epilogue: Epilogue::None,
+        bias: (0, 0),
+        aux: 0,
+    };
+    cuda.product(&product).map(|_| ())
+}
+
+struct ProductBackward {
+    a: Tensor,
+    ta: bool,
+    b: Tensor,
+    tb: bool,
+    sizes: Sizes,
+}
+
+impl Backward for ProductBackward {
+    fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()> {
+        let dy = grads.output(0)?;
+        give_operands(grads, &dy, (&self.a, self.ta), (&self.b, self.tb), self.sizes)
+    }
+}
+
+/// Gradients of the operands, inputs 0 and 1, of y = op(a) op(b).
+fn give_operands(grads: &mut Grads<'_>, dy: &Tensor, (a, ta): (&Tensor, bool), (b, tb): (&Tensor, bool), s: Sizes) -> Result<()> {
+    let Sizes { batch, m, n, k } = s;
+    if let Some(t) = grads.target(0)? {
+        if ta {
+            multiply(b, tb, dy, true, Sizes { batch, m: k, n: m, k: n }, &t.tensor, t.accumulate)?;
+        } else {
+            multiply(dy, false, b, !tb, Sizes { batch, m, n: k, k: n }, &t.tensor, t.accumulate)?;
+        }
+    }
+    if let Some(t) = grads.target(1)? {
+        if tb {
+            multiply(dy, true, a, ta, Sizes { batch, m: n, n: k, k: m }, &t.tensor, t.accumulate)?;
+        } else {
+            multiply(a, !ta, dy, false, Sizes { batch, m: k, n, k: m }, &t.tensor, t.accumulate)?;
+        }
+    }
+    Ok(())
+}
+
+/// activation(x w + bias) + residual. x is `[G, .., K]` with w `[G, K, N]`, or `[.., K]` with w `[K, N]`; the result is `[.., N]`.
+pub fn linear(x: &Tensor, w: &Tensor, with: Linear<'_>) -> Result<Tensor> {
+    const OP: &str = "linear";
+    let Linear { bias, activation, residual, transposed } = with;
+    x.expect_float(OP, "x")?;
+    for (what, t) in [("the weight", Some(w)), ("the bias", bias), ("the residual", residual)] {
+        if let Some(t) = t {
+            t.expect_dtype(OP, what, x.dtype())?;
+            t.expect_device_of(OP, what, x)?;
+        }
+    }
+    if activation != Activation::None && residual.is_some() {
+        return Err(Error::argument(OP, "an activation and a residual cannot be combined: add the residual with `add`"));
+    }
+    if via_f32(x) {
+        let own = |t: Option<&Tensor>| t.map(to_f32).transpose();
+        let (bias, residual) = (own(bias)?, own(residual)?);
+        let with = Linear { bias: bias.as_ref(), residual: residual.as_ref(), ..with };
+        return cast(&linear(&to_f32(x)?, &to_f32(w)?, with)?, DType::BF16);
+    }
+    let grouped = w.shape().rank() == 3;
+    if !grouped {
+        w.expect_rank(OP, "the weight", 2)?;
+    }
+    let (k, n) = last_two(w.shape(), transposed);
+    let batch = if grouped { w.shape()[0] } else { 1 };
+    let fits = x.shape().rank() >= w.shape().rank() - 1 && x.shape().last() == k && (!grouped || x.shape()[0] == batch);
+    if !fits || x.shape().rank() == 0 {
+        let expected = if grouped { format!("[{batch}, .., {k}]") } else { format!("[.., {k}]") };
+        return Err(Error::shape(OP, "x", expected, x.shape()));
+    }
+    let m = x.elements() / (batch * k).max(1);
+    let y_shape = x.shape().with_last(n);
+    if let Some(bias) = bias
+        && (bias.elements() != batch * n || bias.shape().last() != n)
+    {
+        return Err(Error::shape(OP, "the bias", if grouped { format!("[{batch}, {n}]") } else { format!("[{n}]") }, bias.shape()));
+    }
+    if let Some(residual) = residual {
+        residual.expect_shape(OP, "the residual", y_shape)?;
+    }
+    let sizes = Sizes { batch, m, n, k };
+    let inputs: Vec<&Tensor> = [Some(x), Some(w), bias, residual].into_iter().flatten().collect();
+    let y = Tensor::uninit(y_shape, x.dtype(), x.device())?;
+    // The values before the activation, which its derivative needs.
+    let keep = activation == Activation::Gelu && is_recorded(&inputs);
+    let before = keep.then(|| Tensor::uninit(y_shape, x.dtype(), x.device())).transpose()?;
+    forward(x, w, &with, sizes, &y, before.as_ref())?;
+    Ok(record(&inputs, y, || LinearBackward {
+        x: x.detach(),
+        w: w.detach(),
+        transposed,
+        before,
+        has_bias: bias.is_some(),
+        has_residual: residual.is_some(),
+        sizes,
+    }))
+}
+
+fn forward(x: &Tensor, w: &Tensor, with: &Linear<'_>, s: Sizes, y: &Tensor, before: Option<&Tensor>) -> Result<()> {
+    const OP: &str = "linear";
+    let Some(cuda) = cuda_of(x) else {
+        let bias = with.bias.map(|t| t.read::<f32>(OP)).transpose()?;
+        let residual = with.residual.map(|t| t.read::<f32>(OP)).transpose()?;
+        let (x, w) = (x.read::<f32>(OP)?, w.read::<f32>(OP)?);
+        // With an activation to differentiate, the product goes to `before` and the activation from there to y.
+        let mut out = before.unwrap_or(y).write::<f32>(OP)?;
+        let gelu = with.activation == Activation::Gelu && before.is_none();
+        cpu::batched(&x, false, &w, with.transposed, s, &mut out, false, |group, row, out| {
+            let bias = bias.as_deref().map(|b| &b[group * s.n..][..s.n]);
+            let residual = residual.as_deref().map(|r| &r[(group * s.m + row) * s.n..][..out.len()]);
+            cpu::epilogue(out, s.n, bias, residual, gelu);
+        });
+        drop(out);
+        return match before {
+            Some(before) => activation::gelu_into(before, y),
+            None => Ok(()),
+        };
+    };
+    let epilogue = match (with.bias, with.activation, before) {
+        (None, ..) => Epilogue::None,
+        (Some(_), Activation::None, _) => Epilogue::Bias,
+        (Some(_), Activation::Gelu, None) => Epilogue::BiasGelu,
+        (Some(_), Activation::Gelu, Some(_)) => Epilogue::BiasGeluAux,
+    };
+    let mut product = Product {
+        m: s.m,
+        n: s.n,
+        k: s.k,
+        batch: s.batch,
+        a: Matrix { ptr: x.ptr(), dtype: x.dtype(), transposed: false, stride: s.m * s.k },
+        b: Matrix { ptr: w.ptr(), dtype: w.dtype(), transposed: with.transposed, stride: s.k * s.n },
+        c: with.residual.map(Tensor::ptr),
+        d: Matrix { ptr: y.ptr(), dtype: y.dtype(), transposed: false, stride: s.m * s.n },
+        alpha: 1.0,
+        epilogue,
+        bias: (with.bias.map_or(0, Tensor::ptr), s.n),
+        aux: before.map_or(0, Tensor::ptr),
+    };
+    if s.batch * s.m * s.n == 0 || (epilogue != Epilogue::None && cuda.product(&product)?) {
+        return Ok(());
+    }
+    // Without a fused epilogue: the product first, then bias and activation in a kernel of our own.
+    product.epilogue = Epilogue::None;
+    if before.is_some() {
+        product.d.ptr = product.aux;
+    }
+    cuda.product(&product)?;
+    let gelu = with.activation == Activation::Gelu;
+    if with.bias.is_none() && !gelu {
+        return Ok(());
+    }
+    let n = y.elements();
+    let launch = cuda.kernel("elementwise", y.dtype(), "bias_activation")?.cover(n);
+    launch.arg(before.unwrap_or(y)).arg(with.bias).arg(before).arg(y).arg(n).arg(s.m).arg(s.n).arg(gelu).run()
+}
+
+struct LinearBackward {
+    x: Tensor,
+    w: Tensor,
+    transposed: bool,
+    before: Option<Tensor>,
+    has_bias: bool,
+    has_residual: bool,
+    sizes: Sizes,
+}
+
+impl Backward for LinearBackward {
+    fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()> {
+        let dy = grads.output(0)?;
+        let s = self.sizes;
+        let du = match &self.before {
+            Some(before) => activation::gelu_backward(before, &dy)?,
+            None => dy.clone(),
+        };
+        if self.has_residual {
+            grads.give(2 + usize::from(self.has_bias), dy)?;
+        }
+        if self.has_bias
+            && let Some(t) = grads.target(2)?
+        {
+            add_sum(&du, [s.batch, s.m, s.n], &t)?;
+        }
+        give_operands(grads, &du, (&self.x, false), (&self.w, self.transposed), s)
+    }
+}
+
+/// target += sum over the middle axis, whatever float type the target has.
+pub(crate) fn add_sum(x: &Tensor, sizes: [usize; 3], target: &crate::tape::Target) -> Result<()> {
+    if target.tensor.dtype() == DType::F32 {
+        return sum_middle_into(x, sizes, &target.tensor, target.accumulate);
+    }
+    let sum = Tensor::uninit(target.tensor.shape(), DType::F32, x.device())?;
+    sum_middle_into(x, sizes, &sum, false)?;
+    let sum = cast(&sum, target.tensor.dtype())?;
+    if target.accumulate { super::accumulate(&target.tensor, &sum) } else { target.tensor.copy_from(&sum) }
+}

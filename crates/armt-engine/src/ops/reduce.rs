@@ -1,0 +1,97 @@
+//! Sums and means: over everything, or over one axis. y[o, i] = sum_m x[o, m, i], accumulated in f32.
+
+use super::{cast, cuda_of, scale, to_f32, via_f32};
+use crate::cpu::reduce as cpu;
+use crate::error::{Error, Result};
+use crate::tape::{Backward, Grads, record};
+use crate::tensor::{DType, Shape, Tensor};
+
+const OP: &str = "sum";
+
+/// The sum of all elements, as an f32 tensor of shape `[1]`.
+pub fn sum(x: &Tensor) -> Result<Tensor> {
+    x.expect_float(OP, "the operand")?;
+    let x = &to_f32(x)?;
+    let y = Tensor::uninit([1], DType::F32, x.device())?;
+    sum_middle_into(x, [1, x.elements(), 1], &y, false)?;
+    let (shape, dtype) = (x.shape(), x.dtype());
+    Ok(record(&[x], y, || Sum { shape, dtype, sizes: [1, shape.elements(), 1] }))
+}
+
+/// The mean of all elements, as an f32 tensor of shape `[1]`.
+pub fn mean(x: &Tensor) -> Result<Tensor> {
+    scale(&sum(x)?, 1.0 / x.elements() as f32)
+}
+
+/// The sum over one axis, which disappears from the shape.
+pub fn sum_axis(x: &Tensor, axis: usize) -> Result<Tensor> {
+    x.expect_float(OP, "the operand")?;
+    if axis >= x.shape().rank() {
+        return Err(Error::shape(OP, "the operand", format!("more than {axis} axes"), x.shape()));
+    }
+    if via_f32(x) {
+        return cast(&sum_axis(&to_f32(x)?, axis)?, DType::BF16);
+    }
+    let shape = x.shape();
+    let sizes = [shape.outer(axis), shape[axis], shape.inner(axis)];
+    let kept: Vec<usize> = (0..shape.rank()).filter(|&i| i != axis).map(|i| shape[i]).collect();
+    let y = Tensor::uninit(kept.as_slice(), DType::F32, x.device())?;
+    sum_middle_into(x, sizes, &y, false)?;
+    let dtype = x.dtype();
+    let y = cast(&y, dtype)?;
+    Ok(record(&[x], y, || Sum { shape, dtype, sizes }))
+}
+
+struct Sum {
+    shape: Shape,
+    dtype: DType,
+    sizes: [usize; 3],
+}
+
+impl Backward for Sum {
+    fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()> {
+        let dy = grads.output(0)?;
+        let dx = Tensor::uninit(self.shape, self.dtype, dy.device())?;
+        let [_, middle, inner] = self.sizes;
+        match cuda_of(&dy) {
+            None => cpu::spread(&dy.read::<f32>(OP)?, &mut dx.write::<f32>(OP)?, middle, inner),
+            Some(cuda) => {
+                // The sum of everything is f32 whatever x is.
+                let dy = cast(&dy, DType::F32)?;
+                let n = dx.elements();
+                cuda.kernel("reduce", self.dtype, "spread")?.cover(n).arg(&dy).arg(&dx).arg(n).arg(middle).arg(inner).run()?;
+            }
+        }
+        grads.give(0, dx)
+    }
+}
+
+/// y[o, i] = (y[o, i] +) sum_m x[o, m, i] for x of `sizes` [o, m, i]; y is f32. The order of summation is fixed.
+pub(crate) fn sum_middle_into(x: &Tensor, sizes: [usize; 3], y: &Tensor, accumulate: bool) -> Result<()> {
+    let [outer, middle, inner] = sizes;
+    debug_assert!(x.elements() == outer * middle * inner && y.elements() == outer * inner && y.dtype() == DType::F32);
+    let Some(cuda) = cuda_of(x) else {
+        cpu::sum_middle(&x.read::<f32>(OP)?, sizes, &mut y.write::<f32>(OP)?, accumulate);
+        return Ok(());
+    };
+    // Enough pieces of the summed axis to fill the card; their sums are added in order by a second launch.
+    let tiles = if inner == 1 { outer } else { outer * inner.div_ceil(32) };
+    let wanted = (cuda.multiprocessors() * 4).div_ceil(tiles.max(1));
+    let most = middle.div_ceil(if inner == 1 { 1024 } else { 64 });
+    let pieces = wanted.min(most).clamp(1, 1024);
+    let launch = |x: &Tensor, y: &Tensor, middle: usize, pieces: usize, accumulate: bool| {
+        if inner == 1 {
+            let launch = cuda.kernel("reduce", x.dtype(), "sum_last")?.grid(outer, pieces, 1);
+            launch.arg(x).arg(y).arg(middle).arg(accumulate).run()
+        } else {
+            let launch = cuda.kernel("reduce", x.dtype(), "sum_middle")?.grid(inner.div_ceil(32) * outer, pieces, 1);
+            launch.arg(x).arg(y).arg(middle).arg(inner).arg(accumulate).run()
+        }
+    };
+    if pieces == 1 {
+        return launch(x, y, middle, 1, accumulate);
+    }
+    let partial = Tensor::uninit([outer, pieces, inner], DType::F32, x.device())?;
+    launch(x, &partial, middle, pieces, false)?;
+    launch(&partial, y, pieces, 1, accumulate)
+}

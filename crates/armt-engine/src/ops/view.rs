@@ -1,0 +1,56 @@
+//! The same elements under another shape, and rows of the leading axis. Neither copies.
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::tape::{Backward, Grads, leaf_rows, record};
+use crate::tensor::{Shape, Tensor};
+
+/// The same elements with another shape.
+pub fn reshape(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
+    let shape = shape.into();
+    if shape.elements() != x.elements() {
+        return Err(Error::shape("reshape", "the operand", format!("{} elements, as {shape}", shape.elements()), x.shape()));
+    }
+    let before = x.shape();
+    Ok(record(&[x], x.view(shape), || Reshape { before }))
+}
+
+struct Reshape {
+    before: Shape,
+}
+
+impl Backward for Reshape {
+    fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()> {
+        let dy = grads.output(0)?;
+        grads.give(0, dy.view(self.before))
+    }
+}
+
+/// Rows `range` of the leading axis, sharing the buffer. Of a stacked parameter `[L, ...]` this takes layers, and their gradient goes
+/// straight to the same layers of the parameter's gradient.
+pub fn rows(x: &Tensor, range: Range<usize>) -> Result<Tensor> {
+    if x.shape().rank() == 0 || range.start > range.end || range.end > x.shape()[0] {
+        return Err(Error::shape("rows", "the operand", format!("[at least {}, ...]", range.end), x.shape()));
+    }
+    let view = x.view_rows(range.clone());
+    if let Some(leaf) = leaf_rows(x, &view, range.clone()) {
+        return Ok(leaf);
+    }
+    Ok(record(&[x], view, || Rows { range }))
+}
+
+struct Rows {
+    range: Range<usize>,
+}
+
+impl Backward for Rows {
+    fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()> {
+        let dy = grads.output(0)?;
+        let Some(target) = grads.target(0)? else { return Ok(()) };
+        if !target.accumulate {
+            target.tensor.fill_zero()?;
+        }
+        super::accumulate(&target.tensor.view_rows(self.range), &dy)
+    }
+}

@@ -1,0 +1,235 @@
+//! Reverse-mode autodiff.
+//!
+//! A [`Tape`] is a list. An operation on a tracked tensor appends a record: which nodes went in, which came out, and how to turn the
+//! gradients of the latter into gradients of the former. [`Tape::backward`] walks the list from its end, so a graph of any depth needs
+//! no recursion, neither to differentiate nor to drop; each record, with what it saved, is freed as soon as it has been played.
+//!
+//! Gradients of parameters accumulate straight into buffers that the parameters own, in f32 whatever the type of the computation.
+//! Taking rows of a stacked parameter `[L, ...]` gives a leaf whose gradient buffer is the same rows of the parameter's: nothing is
+//! copied, and the other layers are not touched.
+//!
+//! The order of accumulation is the reverse of the order of recording, always. A [`Tape::recompute`] region plays its inside in that
+//! order too and adds to the gradients that are already there, so that it gives the same bits as the same operations outside one.
+
+mod grads;
+mod param;
+mod recompute;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub use grads::Grads;
+pub(crate) use grads::Target;
+use grads::{Slot, SlotKind};
+pub use param::Param;
+
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// How an operation sends gradients back. Implementors hold what the forward pass saved: always detached tensors.
+pub trait Backward: Send {
+    /// Consumes what was saved, takes the outputs' gradients from `grads` and gives the inputs theirs.
+    fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()>;
+}
+
+/// A tensor's place on a tape.
+#[derive(Clone)]
+pub struct Node {
+    tape: Tape,
+    id: usize,
+}
+
+struct Record {
+    op: Box<dyn Backward>,
+    inputs: Vec<Option<usize>>,
+    outputs: Vec<usize>,
+}
+
+#[derive(Default)]
+struct Inner {
+    records: Vec<Record>,
+    slots: Vec<Slot>,
+}
+
+struct Shared {
+    recording: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+/// A recording of operations. Cheap to clone; clones are the same tape.
+#[derive(Clone)]
+pub struct Tape(Arc<Shared>);
+
+impl Default for Tape {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Tape {
+    /// An empty tape that records.
+    pub fn new() -> Self {
+        Tape(Arc::new(Shared { recording: AtomicBool::new(true), inner: Mutex::default() }))
+    }
+
+    /// A tape that records nothing: models written for training run on it without keeping anything.
+    pub fn off() -> Self {
+        let tape = Self::new();
+        tape.0.recording.store(false, Ordering::Relaxed);
+        tape
+    }
+
+    /// Whether operations on this tape's tensors are being recorded.
+    pub fn is_recording(&self) -> bool {
+        self.0.recording.load(Ordering::Relaxed)
+    }
+
+    /// Runs `f` without recording: tensors made inside are untracked.
+    pub fn no_grad<R>(&self, f: impl FnOnce() -> R) -> R {
+        let before = self.0.recording.swap(false, Ordering::Relaxed);
+        let result = f();
+        self.0.recording.store(before, Ordering::Relaxed);
+        result
+    }
+
+    /// Number of records. What a forward pass keeps grows with it.
+    pub fn len(&self) -> usize {
+        self.lock().records.len()
+    }
+
+    /// Whether nothing is recorded.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn same(&self, other: &Tape) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    fn add_node(&self, mut tensor: Tensor, kind: SlotKind) -> Tensor {
+        let mut inner = self.lock();
+        inner.slots.push(Slot::of(&tensor, kind));
+        tensor.node = Some(Node { tape: self.clone(), id: inner.slots.len() - 1 });
+        tensor
+    }
+
+    /// A tracked copy of `tensor` whose gradient can be asked for with [`Tape::grad`] afterwards.
+    pub fn variable(&self, tensor: &Tensor) -> Tensor {
+        if !self.is_recording() || !tensor.dtype().is_float() {
+            return tensor.detach();
+        }
+        self.add_node(tensor.detach(), SlotKind::Variable)
+    }
+
+    /// A parameter's value for the computation, its gradient going to the parameter's buffer.
+    pub fn param(&self, param: &Param) -> Tensor {
+        if !self.is_recording() {
+            return param.compute();
+        }
+        self.add_node(param.compute(), SlotKind::Leaf(param.grad().clone()))
+    }
+
+    /// Rows `range` of the leading axis of a parameter, as [`Tape::param`].
+    pub fn param_rows(&self, param: &Param, range: std::ops::Range<usize>) -> Result<Tensor> {
+        crate::ops::rows(&self.param(param), range)
+    }
+
+    /// The gradient that [`Tape::backward`] left at a [`Tape::variable`]; `None` if nothing flowed to it.
+    pub fn grad(&self, variable: &Tensor) -> Option<Tensor> {
+        let node = variable.node.as_ref().filter(|n| n.tape.same(self))?;
+        self.lock().slots[node.id].gradient().cloned()
+    }
+
+    /// Plays the tape backwards from a scalar, with gradient 1. The records are consumed.
+    pub fn backward(&self, loss: &Tensor) -> Result<()> {
+        if loss.elements() != 1 {
+            return Err(Error::shape("backward", "the loss", "one element", loss.shape()));
+        }
+        let one = crate::ops::cast(&Tensor::full(1.0, loss.shape(), loss.device())?, loss.dtype())?;
+        self.backward_from(&[(loss, one)])
+    }
+
+    /// Plays the tape backwards from tensors with given gradients. The records are consumed.
+    pub fn backward_from(&self, seeds: &[(&Tensor, Tensor)]) -> Result<()> {
+        let mut inner = self.lock();
+        let mut slots = std::mem::take(&mut inner.slots);
+        let records = std::mem::take(&mut inner.records);
+        drop(inner);
+        let result = seeds
+            .iter()
+            .try_for_each(|(tensor, grad)| {
+                let Some(node) = tensor.node.as_ref().filter(|n| n.tape.same(self)) else {
+                    return Err(Error::Tape(format!("backward from {tensor:?}, which this tape does not track")));
+                };
+                grad.expect_shape("backward", "the gradient", tensor.shape())?;
+                slots.get_mut(node.id).ok_or_else(|| Error::Tape("this tape was played already".into()))?.add(grad.detach())
+            })
+            .and_then(|()| play(records, &mut slots));
+        self.lock().slots = slots;
+        result
+    }
+}
+
+/// Plays records from the last to the first.
+fn play(mut records: Vec<Record>, slots: &mut [Slot]) -> Result<()> {
+    while let Some(record) = records.pop() {
+        if record.outputs.iter().any(|&o| slots[o].gradient().is_some()) {
+            record.op.backward(&mut Grads::new(slots, &record.inputs, &record.outputs))?;
+        }
+        for &o in &record.outputs {
+            slots[o].clear();
+        }
+    }
+    Ok(())
+}
+
+/// The tape that an operation on these inputs belongs to; `None` if there is nothing to record.
+fn tape_of<'a>(inputs: &[&'a Tensor]) -> Option<&'a Tape> {
+    let tape = inputs.iter().find_map(|t| t.node.as_ref().map(|n| &n.tape))?;
+    debug_assert!(inputs.iter().all(|t| t.node.as_ref().is_none_or(|n| n.tape.same(tape))), "operands of two tapes");
+    tape.is_recording().then_some(tape)
+}
+
+/// Whether an operation on these inputs will be recorded, and so must save what its backward pass needs.
+pub(crate) fn is_recorded(inputs: &[&Tensor]) -> bool {
+    tape_of(inputs).is_some()
+}
+
+/// Ends an operation with several outputs: tracks them if any input is tracked.
+pub(crate) fn record_all<const N: usize, B: Backward + 'static>(
+    inputs: &[&Tensor],
+    outputs: [Tensor; N],
+    backward: impl FnOnce() -> B,
+) -> [Tensor; N] {
+    let Some(tape) = tape_of(inputs) else { return outputs };
+    let outputs = outputs.map(|t| tape.add_node(t, SlotKind::Interior));
+    let ids = |t: &Tensor| t.node.as_ref().map(|n| n.id);
+    let record = Record {
+        op: Box::new(backward()),
+        inputs: inputs.iter().map(|t| ids(t)).collect(),
+        outputs: outputs.iter().filter_map(ids).collect(),
+    };
+    tape.lock().records.push(record);
+    outputs
+}
+
+/// Ends an operation with one output: tracks it if any input is tracked.
+pub(crate) fn record<B: Backward + 'static>(inputs: &[&Tensor], output: Tensor, backward: impl FnOnce() -> B) -> Tensor {
+    let [output] = record_all(inputs, [output], backward);
+    output
+}
+
+/// If `tensor` is a parameter's leaf, tracks `view` (rows `range` of it) as a leaf of its own.
+pub(crate) fn leaf_rows(tensor: &Tensor, view: &Tensor, range: std::ops::Range<usize>) -> Option<Tensor> {
+    let tape = tape_of(&[tensor])?;
+    let id = tensor.node.as_ref()?.id;
+    let grad = match &tape.lock().slots[id].kind {
+        SlotKind::Leaf(grad) => grad.view_rows(range),
+        _ => return None,
+    };
+    Some(tape.add_node(view.detach(), SlotKind::Leaf(grad)))
+}

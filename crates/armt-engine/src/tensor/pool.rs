@@ -1,0 +1,239 @@
+//! Buffers come from a pool and go back to it when the last tensor that uses them is dropped, so that a repeated step allocates
+//! nothing. Sizes are rounded up to classes at most an eighth apart, and a class is only ever reused for itself: the second
+//! run of a step finds every buffer of the first.
+//!
+//! On CUDA all work is on one stream, so a buffer may be handed out again as soon as it is returned: whatever still reads it was issued
+//! before whatever will write it. While a graph is captured the pool is replaced by a child that belongs to the graph: the
+//! graph's temporaries stay its own for as long as it can be replayed.
+
+use std::alloc::Layout;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::cuda::driver::Context;
+use crate::error::{Error, Result};
+
+/// Host buffers start on a cache line, which is also the widest vector.
+const HOST_ALIGN: usize = 64;
+
+/// Where raw memory comes from.
+pub(crate) enum Source {
+    Host,
+    Cuda(Arc<Context>),
+}
+
+/// How much a pool has done. A step that repeats without allocating leaves `allocations` as it was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// Raw allocations made since the pool exists.
+    pub allocations: usize,
+    /// Bytes held: in use by tensors, and waiting to be used again.
+    pub held_bytes: usize,
+    /// Most bytes ever in use by tensors at one time.
+    pub peak_bytes: usize,
+    /// Bytes in use by tensors now.
+    pub used_bytes: usize,
+}
+
+#[derive(Default)]
+struct Counters {
+    allocations: AtomicUsize,
+    held: AtomicUsize,
+    used: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+pub(crate) struct Pool {
+    source: Arc<Source>,
+    free: Mutex<HashMap<usize, Vec<usize>>>,
+    counters: Arc<Counters>,
+    parent: Option<Arc<Pool>>,
+}
+
+/// One buffer; goes back to its pool when dropped.
+pub(crate) struct Block {
+    address: usize,
+    class: usize,
+    pool: Arc<Pool>,
+}
+
+impl Block {
+    pub(crate) fn address(&self) -> usize {
+        self.address
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.pool.counters.used.fetch_sub(self.class, Ordering::Relaxed);
+        self.pool.lock().entry(self.class).or_default().push(self.address);
+    }
+}
+
+/// Rounds up to a size class: multiples of 512 bytes, then eighths of a power of two.
+fn size_class(bytes: usize) -> usize {
+    let step = (bytes.next_power_of_two() / 16).max(512);
+    bytes.max(1).div_ceil(step) * step
+}
+
+impl Pool {
+    pub(crate) fn new(source: Source) -> Arc<Self> {
+        Arc::new(Pool { source: Arc::new(source), free: Mutex::default(), counters: Arc::default(), parent: None })
+    }
+
+    /// A pool for the buffers of one captured graph. It takes from `parent` what fits and gives back everything at its end.
+    pub(crate) fn child(parent: &Arc<Pool>) -> Arc<Self> {
+        Arc::new(Pool {
+            source: parent.source.clone(),
+            free: Mutex::default(),
+            counters: parent.counters.clone(),
+            parent: Some(parent.clone()),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<usize, Vec<usize>>> {
+        // The map is valid after every statement, so a panic elsewhere while it was held does no harm.
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn stats(&self) -> PoolStats {
+        let c = &self.counters;
+        PoolStats {
+            allocations: c.allocations.load(Ordering::Relaxed),
+            held_bytes: c.held.load(Ordering::Relaxed),
+            peak_bytes: c.peak.load(Ordering::Relaxed),
+            used_bytes: c.used.load(Ordering::Relaxed),
+        }
+    }
+
+    pub(crate) fn reset_peak(&self) {
+        self.counters.peak.store(self.counters.used.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    fn take(&self, class: usize) -> Option<usize> {
+        let own = self.lock().get_mut(&class).and_then(Vec::pop);
+        own.or_else(|| self.parent.as_ref().and_then(|p| p.take(class)))
+    }
+
+    pub(crate) fn alloc(self: &Arc<Self>, bytes: usize) -> Result<Block> {
+        let class = size_class(bytes);
+        let address = match self.take(class) {
+            Some(address) => address,
+            None => self.raw_alloc(class)?,
+        };
+        let used = self.counters.used.fetch_add(class, Ordering::Relaxed) + class;
+        self.counters.peak.fetch_max(used, Ordering::Relaxed);
+        Ok(Block { address, class, pool: self.clone() })
+    }
+
+    fn raw_alloc(&self, class: usize) -> Result<usize> {
+        let pooled = self.counters.held.load(Ordering::Relaxed);
+        let address = match &*self.source {
+            Source::Host => {
+                let layout = Layout::from_size_align(class, HOST_ALIGN)
+                    .map_err(|_| Error::argument("allocation", format!("{class} bytes exceed the address space")))?;
+                // SAFETY: the layout has a non-zero size (a class is at least 512 bytes). Zeroed, so that reading a buffer before
+                // a kernel wrote it is a wrong number, never undefined behaviour.
+                let ptr = unsafe { std::alloc::alloc_zeroed(layout) };
+                if ptr.is_null() {
+                    return Err(Error::OutOfMemory { device: "cpu".into(), requested: class, free: 0, total: 0, pooled });
+                }
+                ptr as usize
+            }
+            Source::Cuda(context) => match context.alloc(class)? {
+                Some(address) => address,
+                None => {
+                    self.trim();
+                    match context.alloc(class)? {
+                        Some(address) => address,
+                        None => {
+                            let (free, total) = context.memory()?;
+                            return Err(Error::OutOfMemory { device: context.describe(), requested: class, free, total, pooled });
+                        }
+                    }
+                }
+            },
+        };
+        self.counters.allocations.fetch_add(1, Ordering::Relaxed);
+        self.counters.held.fetch_add(class, Ordering::Relaxed);
+        Ok(address)
+    }
+
+    /// Gives every unused buffer back to the system, the parent's too.
+    pub(crate) fn trim(&self) {
+        for (class, addresses) in self.lock().drain() {
+            for address in addresses {
+                self.raw_free(address, class);
+            }
+        }
+        if let Some(parent) = &self.parent {
+            parent.trim();
+        }
+    }
+
+    fn raw_free(&self, address: usize, class: usize) {
+        match &*self.source {
+            // SAFETY: `address` came from `alloc_zeroed` with this very layout, and nothing refers to it any more.
+            Source::Host => unsafe {
+                std::alloc::dealloc(address as *mut u8, Layout::from_size_align_unchecked(class, HOST_ALIGN));
+            },
+            Source::Cuda(context) => context.free(address),
+        }
+        self.counters.held.fetch_sub(class, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let free = std::mem::take(self.free.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for (class, mut addresses) in free {
+            match &self.parent {
+                Some(parent) => parent.lock().entry(class).or_default().append(&mut addresses),
+                None => addresses.into_iter().for_each(|address| self.raw_free(address, class)),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_classes_are_close_and_stable() {
+        for bytes in [0, 1, 511, 512, 513, 4096, 100_000, 1 << 20, (1 << 20) + 1, 123_456_789] {
+            let class = size_class(bytes);
+            assert!(class >= bytes && class % 512 == 0);
+            assert!(class - bytes <= 512.max(bytes / 8 + 1), "{bytes} -> {class}");
+            assert_eq!(size_class(class), class);
+        }
+    }
+
+    #[test]
+    fn a_returned_buffer_is_used_again() {
+        let pool = Pool::new(Source::Host);
+        let first = pool.alloc(1000).unwrap();
+        let address = first.address();
+        drop(first);
+        assert_eq!(pool.alloc(1001).unwrap().address(), address);
+        assert_eq!(pool.stats().allocations, 1);
+        assert_eq!(pool.stats().used_bytes, 0);
+    }
+
+    #[test]
+    fn a_child_pool_keeps_its_buffers_until_it_ends() {
+        let pool = Pool::new(Source::Host);
+        drop(pool.alloc(4096).unwrap());
+        let child = Pool::child(&pool);
+        drop(child.alloc(4096).unwrap());
+        assert_eq!(pool.stats().allocations, 1, "the child took the parent's buffer");
+        let other = pool.alloc(4096).unwrap();
+        assert_eq!(pool.stats().allocations, 2, "the child's buffer is not the parent's to hand out");
+        drop(other);
+        drop(child);
+        assert_eq!(pool.lock()[&4096].len(), 2);
+        pool.trim();
+        assert_eq!(pool.stats().held_bytes, 0);
+    }
+}
