@@ -5,10 +5,18 @@
 //! when there is enough work to pay for it. Every output element is computed by one thread in a fixed order: results do not depend on
 //! the number of threads.
 
+pub(crate) mod assoc;
+pub(crate) mod attention;
+pub(crate) mod cross_entropy;
 pub(crate) mod elementwise;
+pub(crate) mod embedding;
 pub(crate) mod math;
 pub(crate) mod matmul;
+pub(crate) mod norm;
 pub(crate) mod reduce;
+pub(crate) mod rotary;
+pub(crate) mod slice;
+pub(crate) mod softmax;
 
 use std::sync::OnceLock;
 

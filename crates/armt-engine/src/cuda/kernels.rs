@@ -28,16 +28,26 @@ macro_rules! sources {
 }
 sources!("activation", "cast", "elementwise", "reduce");
 
-/// A file with the constants it is compiled with.
+const FLOATS: &[DType] = &[DType::F32, DType::BF16];
+const F32: &[DType] = &[DType::F32];
+
+/// Every file with the element types and constants it is used with: what the check without a GPU compiles.
+pub(super) const VARIANTS: &[(&str, &[DType], Defines<'static>)] =
+    &[("activation", FLOATS, &[]), ("cast", F32, &[]), ("elementwise", FLOATS, &[]), ("reduce", FLOATS, &[])];
+
+/// The constants that a file is compiled with.
 pub(crate) type Defines<'a> = &'a [(&'static str, usize)];
 
-fn source(file: &str) -> Result<&'static str> {
+/// A file's text as the compiler sees it.
+pub(super) fn source_text(file: &str) -> Result<String> {
     let found = SOURCES.iter().find(|(name, _)| *name == file);
-    found.map(|(_, text)| *text).ok_or_else(|| Error::argument("kernel", format!("there is no kernel file {file}.cu")))
+    found
+        .map(|(_, text)| format!("{PRELUDE}\n{text}"))
+        .ok_or_else(|| Error::argument("kernel", format!("there is no kernel file {file}.cu")))
 }
 
 /// The `-D` options of a file for an element type.
-fn options(dtype: DType, defines: Defines<'_>) -> Vec<(&'static str, String)> {
+pub(super) fn options(dtype: DType, defines: Defines<'_>) -> Vec<(&'static str, String)> {
     let element = match dtype {
         DType::F32 => "float",
         DType::BF16 => "bf16",
@@ -133,7 +143,7 @@ impl Kernels {
     }
 
     fn code(&self, file: &str, dtype: DType, defines: Defines<'_>, warned: &mut bool) -> Result<Vec<u8>> {
-        let text = format!("{PRELUDE}\n{}", source(file)?);
+        let text = source_text(file)?;
         let options = options(dtype, defines);
         let version = format!("{:?}", self.nvrtc.version);
         let key = hash(&[text.as_bytes(), format!("{options:?}").as_bytes(), self.arch.as_bytes(), version.as_bytes()]);
@@ -284,20 +294,6 @@ impl Launch<'_> {
         let grid = (x as u32, y as u32, z as u32);
         self.device.context.launch(self.function, grid, self.block as u32, self.shared, &mut self.args)
     }
-}
-
-/// A kernel file as the compiler sees it, for checks that need no GPU.
-#[derive(Debug, Clone)]
-pub struct KernelSource {
-    /// File name without folder and ending.
-    pub file: &'static str,
-    /// The complete text: common prelude and file.
-    pub text: String,
-}
-
-/// Every kernel file. A check compiles them all.
-pub fn kernel_sources() -> Vec<KernelSource> {
-    SOURCES.iter().map(|(file, text)| KernelSource { file, text: format!("{PRELUDE}\n{text}") }).collect()
 }
 
 #[cfg(test)]

@@ -94,6 +94,28 @@ pub(super) fn find(stem: &str, majors: &[u32]) -> Result<Loaded> {
     Err(Error::Library { library: format!("lib{stem}.so.{{{majors:?}}}"), reason, searched: searched.join(", ") })
 }
 
+/// Loads a library from one folder, laid out like any that [`find`] searches.
+pub(super) fn find_in(folder: &Path, stem: &str, majors: &[u32]) -> Result<Loaded> {
+    let names = majors.iter().map(|major| format!("lib{stem}.so.{major}"));
+    let path = names.flat_map(|name| inside(folder).into_iter().map(move |f| f.join(&name))).find(|p| p.exists());
+    let refuse = |reason: String| Error::Library { library: stem.into(), reason, searched: folder.display().to_string() };
+    let path = path.ok_or_else(|| refuse("not found".into()))?;
+    let library = open(&path).map_err(|e| refuse(e.to_string()))?;
+    Ok(Loaded { library, path })
+}
+
+/// Loads what lies beside a library and that it will later ask the loader for by name alone, as NVRTC does with its built-in functions.
+pub(super) fn preload_beside(library: &Path, stem: &str) {
+    let Ok(entries) = std::fs::read_dir(library.parent().unwrap_or(Path::new(""))) else { return };
+    for path in entries.filter_map(|e| e.ok().map(|e| e.path())) {
+        if path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with(stem))
+            && let Ok(loaded) = open(&path)
+        {
+            std::mem::forget(loaded); // stays for the life of the program, as the library that needs it does
+        }
+    }
+}
+
 /// Folders that exist, in the order in which they are searched; `None` stands for the loader's own search.
 fn folders() -> Vec<Option<PathBuf>> {
     let mut found = Vec::new();

@@ -1,6 +1,7 @@
 //! The GPU: context, libraries, kernels, graphs. Everything is found and loaded at run time.
 
 mod blas;
+mod check;
 pub(crate) mod driver;
 mod graph;
 mod kernels;
@@ -12,10 +13,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 use blas::Blas;
 pub(crate) use blas::{Epilogue, Matrix, Product};
+pub use check::{KernelCheck, check_kernels};
 use driver::Context;
 pub use graph::Graph;
 use kernels::Kernels;
-pub use kernels::{KernelSource, kernel_sources};
 use nvrtc::Nvrtc;
 
 use crate::error::{Error, Result};

@@ -22,6 +22,8 @@ c_api! {
         fn nvrtcGetProgramLog(program: Program, log: *mut c_char) -> c_int;
         fn nvrtcGetCUBINSize(program: Program, size: *mut usize) -> c_int;
         fn nvrtcGetCUBIN(program: Program, code: *mut c_char) -> c_int;
+        fn nvrtcGetPTXSize(program: Program, size: *mut usize) -> c_int;
+        fn nvrtcGetPTX(program: Program, text: *mut c_char) -> c_int;
         fn nvrtcGetErrorString(code: c_int) -> *const c_char;
     }
 }
@@ -38,7 +40,16 @@ pub(super) struct Nvrtc {
 impl Nvrtc {
     /// Loads the newest NVRTC of these major versions.
     pub(super) fn load(majors: &[u32]) -> Result<Self> {
-        let loaded = libraries::find("nvrtc", majors)?;
+        Self::new(libraries::find("nvrtc", majors)?)
+    }
+
+    /// Loads NVRTC from one folder.
+    pub(super) fn load_from(folder: &std::path::Path) -> Result<Self> {
+        Self::new(libraries::find_in(folder, "nvrtc", &[13, 12])?)
+    }
+
+    fn new(loaded: libraries::Loaded) -> Result<Self> {
+        libraries::preload_beside(&loaded.path, "libnvrtc-builtins");
         let path = loaded.path.clone();
         let api = Api::load(loaded)?;
         let (mut major, mut minor) = (0, 0);
@@ -58,7 +69,8 @@ impl Nvrtc {
         Err(Error::Cuda { call, code, name, text: format!("NVRTC {}.{}", self.version.0, self.version.1) })
     }
 
-    /// Compiles `source` to machine code for `arch` (`sm_90a`). `file` names it in messages; `defines` become `-D` options.
+    /// Compiles `source` to machine code for an architecture like `sm_90a`, or to PTX for one like `compute_90a`. `file` names it in
+    /// messages; `defines` become `-D` options.
     pub(super) fn compile(&self, file: &str, source: &str, arch: &str, defines: &[(&str, String)]) -> Result<Vec<u8>> {
         let c_string = |s: String| CString::new(s).map_err(|_| Error::argument("compile", "a zero byte in a kernel's source"));
         let mut options = vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), "-default-device".into()];
@@ -83,10 +95,16 @@ impl Nvrtc {
                 return Err(Error::Kernel { file: file.into(), arch: arch.into(), log });
             }
             self.check("nvrtcCompileProgram", code)?;
+            let ptx = arch.starts_with("compute_");
+            let (get_size, get) = if ptx {
+                (self.api.nvrtcGetPTXSize, self.api.nvrtcGetPTX)
+            } else {
+                (self.api.nvrtcGetCUBINSize, self.api.nvrtcGetCUBIN)
+            };
             let mut size = 0;
-            self.check("nvrtcGetCUBINSize", (self.api.nvrtcGetCUBINSize)(program, &mut size))?;
+            self.check("nvrtcGetSize", get_size(program, &mut size))?;
             let mut code = vec![0u8; size];
-            self.check("nvrtcGetCUBIN", (self.api.nvrtcGetCUBIN)(program, code.as_mut_ptr().cast()))?;
+            self.check("nvrtcGetCode", get(program, code.as_mut_ptr().cast()))?;
             drop(owner);
             Ok(code)
         }

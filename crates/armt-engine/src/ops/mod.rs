@@ -6,10 +6,22 @@
 //! bf16 tensors are computed with on CUDA (sums in f32). On the CPU bf16 is a storage type: operations cast to f32 and back.
 
 mod activation;
+mod assoc_read;
+mod assoc_write;
+mod attention;
 mod binary;
 mod cast;
+mod concat;
+mod cross_entropy;
+mod dpfp;
+mod dropout;
+mod embedding;
 mod matmul;
+mod norm;
 mod reduce;
+mod rotary;
+mod slice;
+mod softmax;
 mod view;
 
 pub use activation::{gelu, gelu_erf, relu, sigmoid, silu, swiglu};

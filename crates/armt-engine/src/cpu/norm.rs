@@ -1,0 +1,1 @@
+//! Norms over rows.

@@ -1,0 +1,118 @@
+//! Compiles every kernel without a GPU: NVRTC to PTX, `ptxas` to machine code, with its report of registers and spills.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::kernels::{VARIANTS, options, source_text};
+use super::nvrtc::Nvrtc;
+use crate::error::{Error, Result};
+use crate::tensor::DType;
+
+/// What became of one kernel file for one element type and set of constants.
+#[derive(Debug, Clone)]
+pub struct KernelCheck {
+    /// File, element type and constants.
+    pub variant: String,
+    /// Kernels in the file, with the registers each takes.
+    pub kernels: Vec<(String, usize)>,
+    /// What is wrong: the compiler's message, or the kernels that spill registers.
+    pub problem: Option<String>,
+}
+
+/// Compiles all kernels for an architecture such as `90a`, with NVRTC from `folder` (a `site-packages` or a library folder) and
+/// the given `ptxas`. An error means that the tools could not be used; a kernel's own failure is in its [`KernelCheck`].
+pub fn check_kernels(folder: &Path, ptxas: &Path, arch: &str) -> Result<Vec<KernelCheck>> {
+    let nvrtc = Nvrtc::load_from(folder)?;
+    let scratch = std::env::temp_dir().join(format!("armt-kernels-{}", std::process::id()));
+    std::fs::create_dir_all(&scratch).map_err(|source| Error::Io { path: scratch.clone(), source })?;
+    let mut checks = Vec::new();
+    for (file, dtypes, defines) in VARIANTS {
+        for &dtype in *dtypes {
+            checks.push(check_one(&nvrtc, ptxas, arch, &scratch, file, dtype, defines)?);
+        }
+    }
+    let _ = std::fs::remove_dir_all(&scratch);
+    Ok(checks)
+}
+
+fn check_one(
+    nvrtc: &Nvrtc,
+    ptxas: &Path,
+    arch: &str,
+    scratch: &Path,
+    file: &str,
+    dtype: DType,
+    defines: &[(&'static str, usize)],
+) -> Result<KernelCheck> {
+    let mut check = KernelCheck { variant: format!("{file} {dtype} {defines:?}"), kernels: Vec::new(), problem: None };
+    let compiled = nvrtc.compile(&format!("{file}.cu"), &source_text(file)?, &format!("compute_{arch}"), &options(dtype, defines));
+    let ptx = match compiled {
+        Ok(ptx) => ptx,
+        Err(Error::Kernel { log, .. }) => {
+            check.problem = Some(log);
+            return Ok(check);
+        }
+        Err(e) => return Err(e),
+    };
+    let path = scratch.join("kernel.ptx");
+    let text = ptx.strip_suffix(b"\0").unwrap_or(&ptx);
+    std::fs::write(&path, text).map_err(|source| Error::Io { path: path.clone(), source })?;
+    let output = Command::new(ptxas)
+        .args(["-v", &format!("-arch=sm_{arch}"), "-o"])
+        .arg(scratch.join("kernel.cubin"))
+        .arg(&path)
+        .output()
+        .map_err(|source| Error::Io { path: ptxas.into(), source })?;
+    let report = String::from_utf8_lossy(&output.stderr).into_owned();
+    if !output.status.success() {
+        check.problem = Some(report);
+        return Ok(check);
+    }
+    read_report(&report, &mut check);
+    Ok(check)
+}
+
+/// Reads `ptxas -v`: for each kernel a line with its name, one with its stack and spills, one with its registers.
+fn read_report(report: &str, check: &mut KernelCheck) {
+    let mut name = String::new();
+    let mut spilling = Vec::new();
+    for line in report.lines() {
+        if let Some(rest) = line.split("Compiling entry function '").nth(1) {
+            name = rest.split('\'').next().unwrap_or_default().to_string();
+        } else if let Some(at) = line.find("bytes spill stores") {
+            let bytes = line[..at].trim_end().rsplit([' ', ',']).next().and_then(|n| n.parse().ok()).unwrap_or(0);
+            if bytes > 0 {
+                spilling.push(format!("{name} spills {bytes} bytes"));
+            }
+        } else if let Some(at) = line.find(" registers") {
+            let registers = line[..at].rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
+            check.kernels.push((name.clone(), registers));
+        }
+    }
+    if !spilling.is_empty() {
+        check.problem = Some(spilling.join(", "));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REPORT: &str = "ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'quick' for 'sm_90a'
+ptxas info    : Function properties for quick
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 24 registers, used 1 barriers
+ptxas info    : Compiling entry function 'greedy' for 'sm_90a'
+ptxas info    : Function properties for greedy
+    96 bytes stack frame, 88 bytes spill stores, 92 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers";
+
+    #[test]
+    fn spills_and_registers_are_read_from_the_assembler() {
+        let mut check = KernelCheck { variant: String::new(), kernels: Vec::new(), problem: None };
+        read_report(REPORT, &mut check);
+        assert_eq!(check.kernels, [("quick".to_string(), 24), ("greedy".to_string(), 255)]);
+        assert_eq!(check.problem.as_deref(), Some("greedy spills 88 bytes"));
+    }
+}

@@ -1,0 +1,1 @@
+// DPFP and the associative memory.

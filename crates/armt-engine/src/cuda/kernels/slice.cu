@@ -1,0 +1,1 @@
+// Moving ranges of an axis.

@@ -1,0 +1,1 @@
+//! Tensors joined along one axis.

@@ -1,0 +1,1 @@
+//! A range of one axis, copied out.
