@@ -26,14 +26,43 @@ macro_rules! sources {
         const SOURCES: &[(&str, &str)] = &[$(($name, include_str!(concat!("kernels/", $name, ".cu")))),*];
     };
 }
-sources!("activation", "cast", "elementwise", "reduce");
+#[rustfmt::skip]
+sources!(
+    "activation",
+    "assoc",
+    "attention",
+    "cast",
+    "cross_entropy",
+    "dropout",
+    "elementwise",
+    "embedding",
+    "norm",
+    "reduce",
+    "rotary",
+    "slice",
+    "softmax",
+);
 
 const FLOATS: &[DType] = &[DType::F32, DType::BF16];
 const F32: &[DType] = &[DType::F32];
 
 /// Every file with the element types and constants it is used with: what the check without a GPU compiles.
-pub(super) const VARIANTS: &[(&str, &[DType], Defines<'static>)] =
-    &[("activation", FLOATS, &[]), ("cast", F32, &[]), ("elementwise", FLOATS, &[]), ("reduce", FLOATS, &[])];
+#[rustfmt::skip]
+pub(super) const VARIANTS: &[(&str, &[DType], Defines<'static>)] = &[
+    ("activation", FLOATS, &[]),
+    ("assoc", FLOATS, &[]),
+    ("attention", FLOATS, &[]),
+    ("cast", F32, &[]),
+    ("cross_entropy", FLOATS, &[]),
+    ("dropout", FLOATS, &[]),
+    ("elementwise", FLOATS, &[]),
+    ("embedding", FLOATS, &[]),
+    ("norm", FLOATS, &[]),
+    ("reduce", FLOATS, &[]),
+    ("rotary", FLOATS, &[]),
+    ("slice", FLOATS, &[]),
+    ("softmax", FLOATS, &[]),
+];
 
 /// The constants that a file is compiled with.
 pub(crate) type Defines<'a> = &'a [(&'static str, usize)];

@@ -1,9 +1,18 @@
 //! The cases, one file for each operation.
 
 mod activation;
+mod assoc;
+mod attention;
 mod binary;
+mod cross_entropy;
+mod dropout;
+mod embedding;
 mod matmul;
+mod norm;
 mod reduce;
+mod rotary;
+mod slice;
+mod softmax;
 
 use super::Case;
 
@@ -11,6 +20,22 @@ use super::Case;
 pub const ODD: [usize; 4] = [1, 3, 17, 65];
 
 /// Every case of every operation.
+#[rustfmt::skip]
 pub fn all() -> Vec<Case> {
-    [activation::cases(), binary::cases(), matmul::cases(), reduce::cases()].into_iter().flatten().collect()
+    let groups = [
+        activation::cases(),
+        assoc::cases(),
+        attention::cases(),
+        binary::cases(),
+        cross_entropy::cases(),
+        dropout::cases(),
+        embedding::cases(),
+        matmul::cases(),
+        norm::cases(),
+        reduce::cases(),
+        rotary::cases(),
+        slice::cases(),
+        softmax::cases(),
+    ];
+    groups.into_iter().flatten().collect()
 }
