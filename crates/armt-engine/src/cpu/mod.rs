@@ -13,6 +13,7 @@ pub(crate) mod embedding;
 pub(crate) mod math;
 pub(crate) mod matmul;
 pub(crate) mod norm;
+pub(crate) mod optim;
 pub(crate) mod reduce;
 pub(crate) mod rotary;
 pub(crate) mod slice;
