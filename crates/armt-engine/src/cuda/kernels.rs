@@ -40,6 +40,7 @@ sources!(
     "optim",
     "reduce",
     "rotary",
+    "selftest",
     "slice",
     "softmax",
 );
@@ -62,6 +63,7 @@ pub(super) const VARIANTS: &[(&str, &[DType], Defines<'static>)] = &[
     ("optim", F32, &[]),
     ("reduce", FLOATS, &[]),
     ("rotary", FLOATS, &[]),
+    ("selftest", F32, &[]),
     ("slice", FLOATS, &[]),
     ("softmax", FLOATS, &[]),
 ];

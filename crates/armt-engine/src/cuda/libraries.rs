@@ -54,9 +54,10 @@ macro_rules! c_api {
 pub(super) use c_api;
 
 /// Opens a library by path or by name.
-fn open(path: &Path) -> std::result::Result<Library, libloading::Error> {
+fn open(path: &Path) -> std::result::Result<Library, String> {
     // SAFETY: NVIDIA's libraries run no initialisation code that could break this program's invariants.
-    unsafe { Library::new(path) }
+    let opened = unsafe { Library::new(path) };
+    opened.map_err(|e| std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string))
 }
 
 /// Loads the driver.
@@ -65,7 +66,7 @@ pub(super) fn driver() -> Result<Loaded> {
     for name in ["libcuda.so.1", "libcuda.so"] {
         match open(Path::new(name)) {
             Ok(library) => return Ok(Loaded { library, path: name.into() }),
-            Err(e) => reason = e.to_string(),
+            Err(e) => reason = e,
         }
     }
     Err(Error::NoCuda(format!("the NVIDIA driver is not installed ({reason})")))
@@ -84,7 +85,7 @@ pub(super) fn find(stem: &str, majors: &[u32]) -> Result<Loaded> {
             }
             match open(&path) {
                 Ok(library) => return Ok(Loaded { library, path }),
-                Err(e) if folder.is_some() => reason = e.to_string(),
+                Err(e) if folder.is_some() => reason = e,
                 Err(_) => {}
             }
         }
@@ -100,7 +101,7 @@ pub(super) fn find_in(folder: &Path, stem: &str, majors: &[u32]) -> Result<Loade
     let path = names.flat_map(|name| inside(folder).into_iter().map(move |f| f.join(&name))).find(|p| p.exists());
     let refuse = |reason: String| Error::Library { library: stem.into(), reason, searched: folder.display().to_string() };
     let path = path.ok_or_else(|| refuse("not found".into()))?;
-    let library = open(&path).map_err(|e| refuse(e.to_string()))?;
+    let library = open(&path).map_err(refuse)?;
     Ok(Loaded { library, path })
 }
 

@@ -20,6 +20,7 @@ use kernels::Kernels;
 use nvrtc::Nvrtc;
 
 use crate::error::{Error, Result};
+use crate::tensor::DType;
 use crate::tensor::pool::{Block, Pool, Source};
 
 /// One GPU with its stream, its buffer pool, its libraries and its kernels.
@@ -153,6 +154,12 @@ impl CudaDevice {
     /// Milliseconds of device time that the work issued by `f` takes.
     pub fn time(&self, f: impl FnOnce() -> Result<()>) -> Result<f32> {
         self.context.time(f)
+    }
+
+    /// Makes the device fail, for tests of what happens then. The process cannot use the device afterwards.
+    #[doc(hidden)]
+    pub fn fail_on_purpose(&self) -> Result<()> {
+        self.kernel("selftest", DType::F32, "trap")?.run()
     }
 
     /// Address of the two words that kernels report bad input in.
