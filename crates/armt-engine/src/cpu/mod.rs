@@ -35,7 +35,15 @@ pub struct CpuReport {
 impl CpuReport {
     /// Looks at the processor.
     pub fn new() -> Self {
-        CpuReport { vectors: format!("{:?}", arch()), threads: rayon::current_num_threads() }
+        // The processor's vector extensions appear in the name of the variant that was chosen.
+        let chosen = format!("{:?}", arch());
+        let vectors = match chosen.split(['(', ' ']).next() {
+            Some("V4") => "AVX-512",
+            Some("V3") => "AVX2 and FMA",
+            Some("Neon") | Some("NeonFcma") => "NEON",
+            _ => "none: portable code",
+        };
+        CpuReport { vectors: vectors.into(), threads: rayon::current_num_threads() }
     }
 }
 

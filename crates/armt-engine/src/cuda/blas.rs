@@ -265,7 +265,13 @@ impl Blas {
                 context.stream(),
             )
         };
-        check("cublasLtMatmul", code)?;
+        if let Err(e) = check("cublasLtMatmul", code) {
+            // An earlier kernel's failure shows here first, and the driver knows more about it.
+            if !context.is_capturing() {
+                context.synchronize()?;
+            }
+            return Err(e);
+        }
         Ok(true)
     }
 
