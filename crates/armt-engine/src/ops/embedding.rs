@@ -155,6 +155,20 @@ mod tests {
     }
 
     #[test]
+    fn a_bf16_variable_gets_a_bf16_gradient() {
+        let tape = Tape::new();
+        let x = tape.variable(&cast(&table(3, 2), DType::BF16).unwrap());
+        let ids = Tensor::from_slice(&[2, 0, 2], [3], &Device::cpu()).unwrap();
+        let y = embedding(&x, &ids).unwrap();
+        assert_eq!(y.to_f32_vec().unwrap(), [4.0, 5.0, 0.0, 1.0, 4.0, 5.0]);
+        let again = embedding(&x, &ids).unwrap();
+        tape.backward_from(&[(&y, y.detach()), (&again, y.detach())]).unwrap();
+        let gradient = tape.grad(&x).unwrap();
+        assert_eq!(gradient.dtype(), DType::BF16);
+        assert_eq!(gradient.to_f32_vec().unwrap(), [0.0, 2.0, 0.0, 0.0, 16.0, 20.0]);
+    }
+
+    #[test]
     fn large_gradients_add_up_as_one_thread_would() {
         let (rows, d, n) = (40, 65, 5000);
         let ids: Vec<i32> = (0..n).map(|i| (i * i % 37 + i % 3) as i32).collect();

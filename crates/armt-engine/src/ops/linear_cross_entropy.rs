@@ -161,6 +161,7 @@ impl WeightSum {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tape::{Param, Tape};
     use crate::tensor::Device;
 
     #[test]
@@ -181,5 +182,28 @@ mod tests {
         assert!(matches!(refused(&[2, 3], &[0, 3]), Error::Shape { what: "the weight", .. }));
         assert!(matches!(refused(&[3, 3], &[6, 3]), Error::Shape { what: "the targets", .. }));
         assert!(refused(&[2, 3], &[5, 3]).to_string().contains("target 5 at position 1"));
+    }
+
+    #[test]
+    fn one_tensor_may_be_rows_and_weight_and_a_parameter_may_be_bf16() {
+        let data: Vec<f32> = (0..12).map(|i| (i * 7 % 5) as f32 / 4.0 - 0.5).collect();
+        let targets = Tensor::from_slice(&[1, -1, 0, 3], [4], &Device::cpu()).unwrap();
+        let value = Tensor::from_slice(&data, [4, 3], &Device::cpu()).unwrap();
+        let gradient = |dtype: DType, chunk: Option<usize>| {
+            let param = Param::new("table", &value, dtype).unwrap();
+            let tape = Tape::new();
+            let table = tape.param(&param);
+            let loss = match chunk {
+                Some(chunk) => linear_cross_entropy(&table, &table, &targets, chunk),
+                None => super::super::cross_entropy(&super::super::matmul_nt(&table, &table).unwrap(), &targets),
+            };
+            tape.backward(&loss.unwrap()).unwrap();
+            param.grad().to_vec::<f32>().unwrap()
+        };
+        let want = gradient(DType::F32, None);
+        for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::BF16, 4e-3)] {
+            let got = gradient(dtype, Some(3));
+            got.iter().zip(&want).for_each(|(g, w)| assert!((g - w).abs() < tolerance, "{got:?} instead of {want:?}"));
+        }
     }
 }

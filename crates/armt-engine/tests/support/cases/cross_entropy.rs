@@ -50,13 +50,13 @@ pub fn cases() -> Vec<Case> {
             |t| ops::token_losses(&t[0], &t[1]),
             |a| Array { shape: vec![a[1].data.len()], data: losses(&a[0], &a[1]) },
         ));
-        // Few distinct values, so that the largest comes more than once.
+        // Few distinct values, so that the largest comes more than once; 0 and -0 among them are equal.
         cases.push(Case::new(
             format!("argmax {shape:?} x {v}"),
             vec![logits.constant().map(|x| (x / 3.0).round())],
             |t| ops::cast(&ops::argmax(&t[0])?, DType::F32),
             |a| {
-                let first = |x: &[f64]| (0..x.len()).rev().max_by(|&i, &j| x[i].total_cmp(&x[j])).unwrap_or(0) as f64;
+                let first = |x: &[f64]| (1..x.len()).fold(0, |best, i| if x[i] > x[best] { i } else { best }) as f64;
                 let data: Vec<f64> = a[0].data.chunks(a[0].last()).map(first).collect();
                 Array { shape: vec![data.len()], data }
             },
