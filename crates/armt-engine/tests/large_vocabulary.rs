@@ -1,5 +1,5 @@
-//! The chunked loss: the same numbers as the plain one, in memory that does not grow with all logits. One test in a file of its own,
-//! because the CPU's pool belongs to the whole process.
+//! The chunked loss: the same numbers as the plain one, in memory that does not grow with all logits. One test in a file of its
+//! own, because the CPU's pool belongs to the whole process.
 
 use armt_engine::{DType, Device, Param, Result, Tape, Tensor, ops};
 

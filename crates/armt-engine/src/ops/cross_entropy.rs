@@ -2,8 +2,8 @@
 //!
 //! dlogits[r, v] = (softmax(logits[r])_v - [v = t_r]) / count * dloss.
 //!
-//! Statistics are in f32 and relative to the largest logit of the row. The backward pass keeps the logits and one log-sum-exp a row.
-//! How many rows count is found on the device, so that nothing waits for it.
+//! Statistics are in f32, relative to the largest logit of the row. The backward pass keeps the logits and one log-sum-exp a row.
+//! The number of rows that count is found on the device, so that nothing waits for it.
 
 use super::{cuda_of, to_f32};
 use crate::cpu::cross_entropy as cpu;
@@ -43,9 +43,9 @@ pub(super) fn check_targets(op: &'static str, beside: &Tensor, rows: &[usize], t
     Ok(())
 }
 
-/// The mean cross entropy of `logits` `[.., V]` and i32 `targets` `[..]`, as f32 `[1]`. Rows with a negative target do not count; if
-/// none counts, the loss and the gradients are 0. A target of V or more is an error: on the CPU at once, on CUDA from the next call
-/// that waits for the device.
+/// The mean cross entropy of `logits` `[.., V]` and i32 `targets` `[..]`, as f32 `[1]`. Rows with a negative target do not count;
+/// if none counts, the loss and the gradients are 0. A target of V or more is an error: on the CPU at once, on CUDA from the next
+/// call that waits for the device.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     const OP: &str = "cross_entropy";
     let [rows, _] = sizes(OP, logits, targets)?;
@@ -82,7 +82,8 @@ pub fn token_losses(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     Ok(losses)
 }
 
-/// The i32 index `[..]` of the largest value of the last axis of `x` `[.., V]`, the first among equals, untracked. NaN is passed over.
+/// The i32 index `[..]` of the largest value of the last axis of `x` `[.., V]`, the first among equals, untracked. NaN is passed
+/// over.
 pub fn argmax(x: &Tensor) -> Result<Tensor> {
     const OP: &str = "argmax";
     x.expect_float(OP, "the operand")?;

@@ -1,8 +1,8 @@
 //! Rows of a table: y[i] = table[ids[i]]. Its gradient adds up: dtable[v] = sum over i with ids[i] = v of dy[i].
 //!
-//! The sum is taken in f32 and in the order of the positions, so that it has the same bits in every run: no atomic additions. On CUDA
-//! each block owns a range of the table's rows and looks through all ids for them. Small tables are summed in pieces of the
-//! positions, which the pieces' sums join in order: a token that fills half of a batch would otherwise keep one block busy.
+//! The sum is taken in f32 and in the order of the positions, so that it has the same bits in every run: no atomic additions. On
+//! CUDA each block owns a range of the table's rows and looks through all ids for them. Small tables are summed in pieces of the
+//! positions, whose sums are then added in order: a token that fills half of a batch would otherwise keep one block busy.
 
 use half::bf16;
 
@@ -16,8 +16,8 @@ use crate::tensor::{DType, Shape, Tensor};
 
 const OP: &str = "embedding";
 
-/// Rows `ids` of `table` `[V, d]`: `[.., d]` for i32 ids `[..]`. An id outside the table is an error: on the CPU at once, on CUDA from
-/// the next call that waits for the device.
+/// Rows `ids` of `table` `[V, d]`: `[.., d]` for i32 ids `[..]`. An id outside the table is an error: on the CPU at once, on CUDA
+/// from the next call that waits for the device.
 pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     table.expect_float(OP, "the table")?;
     table.expect_rank(OP, "the table", 2)?;

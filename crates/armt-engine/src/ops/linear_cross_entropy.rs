@@ -15,8 +15,8 @@ const OP: &str = "linear_cross_entropy";
 const CHUNK_BYTES: usize = 64 << 20;
 
 /// The mean cross entropy of the logits h W^T, as f32 `[1]`: h `[.., d]`, weight `[V, d]` (an embedding table, or a head stored as
-/// one), i32 targets `[..]` as in [`cross_entropy`](super::cross_entropy()). `chunk_rows` rows of logits exist at a time; 0 takes what fits
-/// into 64 MiB.
+/// one), i32 targets `[..]` as in [`cross_entropy`](super::cross_entropy()). `chunk_rows` rows of logits exist at a time; 0 takes
+/// what fits into 64 MiB.
 pub fn linear_cross_entropy(h: &Tensor, weight: &Tensor, targets: &Tensor, chunk_rows: usize) -> Result<Tensor> {
     h.expect_float(OP, "h")?;
     weight.expect_dtype(OP, "the weight", h.dtype())?;

@@ -33,7 +33,8 @@ template <bool SHORT> __device__ __forceinline__ float row_max(float x, float* s
 
 // losses[r] = lse[r] - logits[r, target], both 0 for an ignored row. A target beyond the classes is reported in the fault words.
 template <bool SHORT>
-__device__ __forceinline__ void losses_of(const T* logits, const int* targets, float* lse, float* losses, i64 rows, i64 classes, int* fault) {
+__device__ __forceinline__ void losses_of(const T* logits, const int* targets, float* lse, float* losses, i64 rows, i64 classes,
+                                          int* fault) {
     __shared__ float scratch[32];
     Place<SHORT> at;
     if (at.row >= rows) return;
@@ -50,8 +51,8 @@ __device__ __forceinline__ void losses_of(const T* logits, const int* targets, f
         return;
     }
     const T* x = logits + at.row * classes;
-    // In one pass: the sum is kept relative to the largest so far. It starts at the least finite number, not at minus infinity, whose
-    // difference with itself is not a number.
+    // In one pass: the sum is kept relative to the largest so far. That starts at the least finite number, not at minus infinity,
+    // whose difference with itself is not a number.
     float most = -3.4028235e38f, sum = 0;
     each_part(x, classes, at.rank, at.ranks, true, [&](i64, auto part) {
         constexpr int N = Width<decltype(part)>::value;
@@ -85,7 +86,8 @@ row_losses_short(const T* logits, const int* targets, float* lse, float* losses,
 }
 
 // One block: loss = the mean of the losses of rows with a target, and share = 1 / their number; both 0 where there is none.
-extern "C" __global__ void __launch_bounds__(1024) mean_loss(const float* losses, const int* targets, float* loss, float* share, i64 rows) {
+extern "C" __global__ void __launch_bounds__(1024)
+mean_loss(const float* losses, const int* targets, float* loss, float* share, i64 rows) {
     __shared__ float scratch[32];
     float sum = 0, count = 0;
 #pragma unroll 4
@@ -130,8 +132,8 @@ cross_entropy_backward(const T* logits, const int* targets, const float* lse, co
     gradient_of<false>(logits, targets, lse, share, dloss, dlogits, rows, classes);
 }
 extern "C" __global__ void __launch_bounds__(256)
-cross_entropy_backward_short(const T* logits, const int* targets, const float* lse, const float* share, const float* dloss, T* dlogits,
-                             i64 rows, i64 classes) {
+cross_entropy_backward_short(const T* logits, const int* targets, const float* lse, const float* share, const float* dloss,
+                             T* dlogits, i64 rows, i64 classes) {
     gradient_of<true>(logits, targets, lse, share, dloss, dlogits, rows, classes);
 }
 
