@@ -17,6 +17,7 @@ pub use check::{KernelCheck, check_kernels};
 use driver::Context;
 pub use graph::Graph;
 use kernels::Kernels;
+pub(crate) use kernels::Launch;
 use nvrtc::Nvrtc;
 
 use crate::error::{Error, Result};
@@ -175,7 +176,11 @@ impl CudaDevice {
             return Ok(());
         }
         self.context.zero(self.fault.address() as u64, 8)?;
-        Err(Error::argument("embedding", format!("index {} is outside the table", words[1])))
+        Err(match words {
+            [1, id] => Error::argument("embedding", format!("id {id} is outside the table")),
+            [2, target] => Error::argument("cross_entropy", format!("target {target} is outside the classes")),
+            [code, value] => Error::argument("a kernel", format!("refused the value {value} (code {code})")),
+        })
     }
 
     /// Issues a matrix product; `false` if the library cannot do its epilogue.
