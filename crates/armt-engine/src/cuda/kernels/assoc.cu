@@ -286,6 +286,7 @@ __device__ __forceinline__ void update_all(const Tokens& t, float* tile, float* 
             __syncthreads();
             load_features(t, first, r, phi, den, gamma, b);
         }
+#pragma unroll 1
         for (int g = 0; g < t.chunk; g += G) {
             bool last = first + t.chunk >= t.m && g + G >= t.chunk;
             update<G>(tile, phi + g, t.stride(), t.dk(), x + (first + g) * COLUMNS, last ? to : nullptr, d, from, add);
@@ -314,6 +315,7 @@ __device__ __forceinline__ void write_tile(const Tokens& t, const T* v, const fl
             }
         await_tiles();
         __syncthreads();
+#pragma unroll 1
         for (int g = 0; g < t.chunk; g += G) {
             recall<G>(tile, phi + g, t.stride(), dk, scratch, sums);
             if (threadIdx.x < G * COLUMNS) {
@@ -328,7 +330,7 @@ __device__ __forceinline__ void write_tile(const Tokens& t, const T* v, const fl
 }
 
 // Block (n, tile). The first tile's block also makes z'.
-extern "C" __global__ void __launch_bounds__(THREADS) write(const T* k, const T* v, const T* beta, const float* a, const float* z, const int* first,
+extern "C" __global__ void __launch_bounds__(THREADS, 2) write(const T* k, const T* v, const T* beta, const float* a, const float* z, const int* first,
                                                              float* a_new, float* z_new, int m, int dm, int nu, int d, int chunk, bool correction) {
     int tiles = (d + COLUMNS - 1) / COLUMNS, tile = blockIdx.x % tiles;
     i64 n = blockIdx.x / tiles, dk = 2 * (i64)dm * nu;
@@ -360,6 +362,7 @@ __device__ __forceinline__ void write_backward_tile(const Tokens& t, const T* v,
         load_features(t, first, scratch, phi, den, gamma, b);
         await_tiles();
         __syncthreads();
+#pragma unroll 1
         for (int g = 0; g < t.chunk; g += G) {
             recall<G>(tile, phi + g, t.stride(), dk, scratch, w);
             recall<G>(grad_tile, phi + g, t.stride(), dk, scratch, e);
@@ -384,9 +387,10 @@ __device__ __forceinline__ void write_backward_tile(const Tokens& t, const T* v,
             }
             __syncthreads();
             // dphi over this tile's columns: a thread for a key, so that nothing has to be exchanged.
+#pragma unroll 1
             for (int f = threadIdx.x; f < dk; f += THREADS) {
                 float acc[G] = {};
-#pragma unroll 2
+#pragma unroll 1
                 for (int c = 0; c < COLUMNS; c += 4) {
                     float4 av = *(const float4*)(tile + f * STRIDE + c), gv = *(const float4*)(grad_tile + f * STRIDE + c);
 #pragma unroll
@@ -409,7 +413,7 @@ __device__ __forceinline__ void write_backward_tile(const Tokens& t, const T* v,
 }
 
 // Block (n, tile): dv and dA, and sums over the tile's columns of dphi [n, tile, m, dk] and of db and dden [n, tile, 2, m].
-extern "C" __global__ void __launch_bounds__(THREADS) write_backward(const T* k, const T* v, const T* beta, const float* a, const float* z,
+extern "C" __global__ void __launch_bounds__(THREADS, 2) write_backward(const T* k, const T* v, const T* beta, const float* a, const float* z,
                                                                       const float* grad, T* dv, float* da, float* dphi, float* scalars, int m,
                                                                       int dm, int nu, int d, int chunk, bool add) {
     int tiles = (d + COLUMNS - 1) / COLUMNS, tile = blockIdx.x % tiles;
