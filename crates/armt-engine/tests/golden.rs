@@ -2,6 +2,8 @@
 //!
 //! The files are in `tests/fixtures/golden`, or in the folder that `ARMT_GOLDEN` names; `manifest.json` there says what each holds.
 
+#![allow(clippy::unwrap_used)] // also in the functions that the tests share
+
 mod support;
 
 use std::path::PathBuf;

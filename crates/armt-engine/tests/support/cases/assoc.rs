@@ -60,22 +60,22 @@ fn gammas(a: &[Array], [n, m, dm, _]: [usize; 4], nu: usize, correction: bool) -
 
 /// Inputs k, v, beta, a, z and maybe first; gamma comes from the unperturbed point, since it is not differentiated.
 fn write(a: &[Array], base: &[Array], sizes: [usize; 4], nu: usize, correction: bool) -> Vec<Array> {
-    let [n, m, dm, d] = sizes;
+    let [_, m, dm, d] = sizes;
     let dk = 2 * nu * dm;
     let gamma = gammas(base, sizes, nu, correction);
     let (mut a_new, mut z_new) = (a[3].clone(), a[4].clone());
-    for row in 0..n * m {
+    for (row, gamma) in gamma.into_iter().enumerate() {
         let at = row / m;
         let phi = dpfp(&a[0].data[row * dm..][..dm], nu);
         let den = dot(&phi, &a[4].data[at * dk..][..dk]) + EPSILON;
         let old = recalled(&a[3].data[at * dk * d..][..dk * d], &phi, d);
         let b = 1.0 / (1.0 + (-a[2].data[row]).exp());
         let dv: Vec<f64> = (0..d).map(|c| b * (a[1].data[row * d + c] - old[c] / den)).collect();
-        for f in 0..dk {
-            for c in 0..d {
-                a_new.data[(at * dk + f) * d + c] += phi[f] * dv[c];
+        for (f, phi) in phi.iter().enumerate() {
+            for (c, dv) in dv.iter().enumerate() {
+                a_new.data[(at * dk + f) * d + c] += phi * dv;
             }
-            z_new.data[at * dk + f] += gamma[row] * phi[f];
+            z_new.data[at * dk + f] += gamma * phi;
         }
     }
     vec![a_new, z_new]
