@@ -1,1 +1,369 @@
-//! The associative memory.
+//! The associative memory on the CPU: loops over the d values of a row of A, which is contiguous, for several tokens at a time.
+//!
+//! One memory (n) is one task. Rows of A are taken four at a time for sums over keys, and tokens four at a time for sums over tokens,
+//! so that a partial sum is loaded and stored once for four products. Scratch is kept by each thread.
+
+use std::cell::RefCell;
+
+use rayon::prelude::*;
+
+use super::{math, par_rows, simd};
+
+/// Added to z . phi and to |phi|^2, as the published code does.
+pub(crate) const EPSILON: f32 = 1e-5;
+
+/// Independent partial sums of a dot product: two of the widest vectors.
+const LANES: usize = 32;
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs `f` with pieces of the given lengths of this thread's scratch, whose values are whatever was there. `f` must not hand work to
+/// other threads: a stolen task would want the same scratch.
+fn with_scratch<const K: usize, R>(lengths: [usize; K], f: impl FnOnce([&mut [f32]; K]) -> R) -> R {
+    SCRATCH.with_borrow_mut(|scratch| {
+        let total = lengths.iter().sum();
+        if scratch.len() < total {
+            scratch.resize(total, 0.0);
+        }
+        let mut rest = scratch.as_mut_slice();
+        f(lengths.map(|length| {
+            let (piece, after) = std::mem::take(&mut rest).split_at_mut(length);
+            rest = after;
+            piece
+        }))
+    })
+}
+
+#[inline(always)]
+fn dot(x: &[f32], y: &[f32]) -> f32 {
+    let mut sums = [0f32; LANES];
+    let (xs, ys) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
+    let tail: f32 = xs.remainder().iter().zip(ys.remainder()).map(|(x, y)| x * y).sum();
+    for (x, y) in xs.zip(ys) {
+        for ((s, x), y) in sums.iter_mut().zip(x).zip(y) {
+            *s = x.mul_add(*y, *s);
+        }
+    }
+    sums.iter().sum::<f32>() + tail
+}
+
+/// y += sum_i c[i] rows[i], rows of y's length one after the other, at distance `stride` in `c`.
+#[inline(always)]
+fn add_rows(y: &mut [f32], c: &[f32], stride: usize, rows: &[f32]) {
+    let width = y.len();
+    let count = rows.len() / width;
+    let fours = count / 4 * 4;
+    for i in (0..fours).step_by(4) {
+        let [c0, c1, c2, c3] = [c[i * stride], c[(i + 1) * stride], c[(i + 2) * stride], c[(i + 3) * stride]];
+        let (r0, rest) = rows[i * width..(i + 4) * width].split_at(width);
+        let (r1, rest) = rest.split_at(width);
+        let (r2, r3) = rest.split_at(width);
+        for ((((y, r0), r1), r2), r3) in y.iter_mut().zip(r0).zip(r1).zip(r2).zip(r3) {
+            *y = c3.mul_add(*r3, c2.mul_add(*r2, c1.mul_add(*r1, c0.mul_add(*r0, *y))));
+        }
+    }
+    for i in fours..count {
+        let c = c[i * stride];
+        for (y, r) in y.iter_mut().zip(&rows[i * width..(i + 1) * width]) {
+            *y = c.mul_add(*r, *y);
+        }
+    }
+}
+
+/// w[i] = A^T phi[i] for every token i; rows of A stay in the cache for all tokens.
+#[inline(always)]
+fn recall(a: &[f32], phi: &[f32], w: &mut [f32], dk: usize, d: usize) {
+    w.fill(0.0);
+    for (block, rows) in a.chunks(4 * d).enumerate() {
+        for (w, phi) in w.chunks_exact_mut(d).zip(phi.chunks_exact(dk)) {
+            add_rows(w, &phi[4 * block..], 1, rows);
+        }
+    }
+}
+
+/// r = relu([x, -x]).
+#[inline(always)]
+fn rectify(x: &[f32], r: &mut [f32]) {
+    let (plus, minus) = r.split_at_mut(x.len());
+    for ((p, m), x) in plus.iter_mut().zip(minus).zip(x) {
+        (*p, *m) = (x.max(0.0), (-x).max(0.0));
+    }
+}
+
+/// phi = DPFP(x): block j is r * roll(r, j). `r` is scratch of 2 dm.
+#[inline(always)]
+fn features(x: &[f32], r: &mut [f32], phi: &mut [f32]) {
+    rectify(x, r);
+    let width = r.len();
+    for (block, phi) in phi.chunks_exact_mut(width).enumerate() {
+        let j = block + 1;
+        for (c, phi) in phi[..j].iter_mut().enumerate() {
+            *phi = r[c] * r[width - j + c];
+        }
+        for ((phi, r), rolled) in phi[j..].iter_mut().zip(&r[j..]).zip(&r[..width - j]) {
+            *phi = r * rolled;
+        }
+    }
+}
+
+/// dx of DPFP at x. `r` and `dr` are scratch of 2 dm.
+#[inline(always)]
+fn features_backward(x: &[f32], dphi: &[f32], r: &mut [f32], dr: &mut [f32], dx: &mut [f32]) {
+    rectify(x, r);
+    let width = r.len();
+    dr.fill(0.0);
+    for (block, dphi) in dphi.chunks_exact(width).enumerate() {
+        let j = block + 1;
+        for c in 0..j {
+            dr[c] += dphi[c] * r[width - j + c];
+            dr[width - j + c] += dphi[c] * r[c];
+        }
+        for ((dr, dphi), rolled) in dr[j..].iter_mut().zip(&dphi[j..]).zip(&r[..width - j]) {
+            *dr += dphi * rolled;
+        }
+        for ((dr, dphi), r) in dr[..width - j].iter_mut().zip(&dphi[j..]).zip(&r[j..]) {
+            *dr += dphi * r;
+        }
+    }
+    let (plus, minus) = dr.split_at(x.len());
+    for (((dx, x), p), m) in dx.iter_mut().zip(x).zip(plus).zip(minus) {
+        *dx = if *x > 0.0 { *p } else { 0.0 } - if *x < 0.0 { *m } else { 0.0 };
+    }
+}
+
+/// DPFP of every row of `dm`.
+pub(crate) fn dpfp(x: &[f32], phi: &mut [f32], dm: usize, nu: usize) {
+    let dk = 2 * nu * dm;
+    par_rows(phi, dk, 2 * dk, |first, phi| {
+        with_scratch([2 * dm], |[r]| {
+            simd(|| {
+                for (phi, x) in phi.chunks_exact_mut(dk).zip(x[first * dm..].chunks_exact(dm)) {
+                    features(x, r, phi);
+                }
+            });
+        });
+    });
+}
+
+/// Gradient of [`dpfp`].
+pub(crate) fn dpfp_backward(x: &[f32], dphi: &[f32], dx: &mut [f32], dm: usize, nu: usize) {
+    let dk = 2 * nu * dm;
+    par_rows(dx, dm, 4 * dk, |first, dx| {
+        let rows = dx.chunks_exact_mut(dm).zip(x[first * dm..].chunks_exact(dm)).zip(dphi[first * dk..].chunks_exact(dk));
+        with_scratch([2 * dm, 2 * dm], |[r, dr]| {
+            simd(|| {
+                for ((dx, x), dphi) in rows {
+                    features_backward(x, dphi, r, dr, dx);
+                }
+            });
+        });
+    });
+}
+
+/// qn = phi(q) / (z . phi(q) + eps) for every query; `t` queries share a z.
+pub(crate) fn read_features(q: &[f32], z: &[f32], qn: &mut [f32], t: usize, dm: usize, nu: usize) {
+    let dk = 2 * nu * dm;
+    par_rows(qn, dk, 4 * dk, |first, qn| {
+        with_scratch([2 * dm], |[r]| {
+            simd(|| {
+                for (i, (qn, q)) in qn.chunks_exact_mut(dk).zip(q[first * dm..].chunks_exact(dm)).enumerate() {
+                    features(q, r, qn);
+                    let scale = 1.0 / (dot(&z[(first + i) / t * dk..][..dk], qn) + EPSILON);
+                    qn.iter_mut().for_each(|x| *x *= scale);
+                }
+            });
+        });
+    });
+}
+
+/// From dqn: dq, and dz (+)= sum_t dden_t phi_t, with dden = -(dqn . qn) / den.
+#[expect(clippy::too_many_arguments, reason = "the operands of one formula")]
+pub(crate) fn read_backward(
+    q: &[f32],
+    z: &[f32],
+    dqn: &[f32],
+    dq: &mut [f32],
+    dz: &mut [f32],
+    accumulate: bool,
+    t: usize,
+    dm: usize,
+    nu: usize,
+) {
+    let dk = 2 * nu * dm;
+    dq.par_chunks_mut(t * dm).zip(dz.par_chunks_mut(dk)).enumerate().for_each(|(n, (dq, dz))| {
+        let (q, z, dqn) = (&q[n * t * dm..][..t * dm], &z[n * dk..][..dk], &dqn[n * t * dk..][..t * dk]);
+        with_scratch([2 * dm, 2 * dm, dk, dk], |[r, dr, phi, dphi]| {
+            simd(|| {
+                if !accumulate {
+                    dz.fill(0.0);
+                }
+                for ((dq, q), dqn) in dq.chunks_exact_mut(dm).zip(q.chunks_exact(dm)).zip(dqn.chunks_exact(dk)) {
+                    features(q, r, phi);
+                    let den = dot(z, phi) + EPSILON;
+                    let dden = -dot(dqn, phi) / (den * den);
+                    for ((((dphi, dqn), z), phi), dz) in dphi.iter_mut().zip(dqn).zip(z).zip(&*phi).zip(dz.iter_mut()) {
+                        *dphi = dqn / den + dden * z;
+                        *dz += dden * phi;
+                    }
+                    features_backward(q, dphi, r, dr, dq);
+                }
+            });
+        });
+    });
+}
+
+/// Sizes of a write: memories, tokens, and the widths of raw keys and of values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WriteSizes {
+    pub(crate) n: usize,
+    pub(crate) m: usize,
+    pub(crate) dm: usize,
+    pub(crate) d: usize,
+    pub(crate) nu: usize,
+}
+
+impl WriteSizes {
+    pub(crate) fn dk(&self) -> usize {
+        2 * self.nu * self.dm
+    }
+}
+
+/// What a write reads; all of it also needed to go back.
+#[derive(Clone, Copy)]
+pub(crate) struct WriteInputs<'a> {
+    pub(crate) k: &'a [f32],
+    pub(crate) v: &'a [f32],
+    pub(crate) beta: &'a [f32],
+    pub(crate) a: &'a [f32],
+    pub(crate) z: &'a [f32],
+    pub(crate) first: Option<&'a [i32]>,
+    pub(crate) correction: bool,
+    pub(crate) sizes: WriteSizes,
+}
+
+impl<'a> WriteInputs<'a> {
+    /// The operands of memory n; `first` becomes part of `correction`.
+    fn memory(&self, n: usize) -> WriteInputs<'a> {
+        let WriteSizes { m, dm, d, .. } = self.sizes;
+        let dk = self.sizes.dk();
+        WriteInputs {
+            k: &self.k[n * m * dm..][..m * dm],
+            v: &self.v[n * m * d..][..m * d],
+            beta: &self.beta[n * m..][..m],
+            a: &self.a[n * dk * d..][..dk * d],
+            z: &self.z[n * dk..][..dk],
+            first: None,
+            correction: self.correction && self.first.is_none_or(|first| first[n] == 0),
+            sizes: self.sizes,
+        }
+    }
+
+    /// phi, den and gamma of every token of one memory.
+    #[inline(always)]
+    fn keys(&self, r: &mut [f32], phi: &mut [f32], den: &mut [f32], gamma: &mut [f32]) {
+        let keys = self.k.chunks_exact(self.sizes.dm).zip(phi.chunks_exact_mut(self.sizes.dk()));
+        for ((k, phi), (den, gamma)) in keys.zip(den.iter_mut().zip(gamma)) {
+            features(k, r, phi);
+            *den = dot(self.z, phi) + EPSILON;
+            *gamma = if self.correction { (1.0 - *den / (dot(phi, phi) + EPSILON)).clamp(0.0, 1.0) } else { 1.0 };
+        }
+    }
+}
+
+/// A' = A + sum_i phi_i (x) dv_i and z' = z + sum_i gamma_i phi_i.
+pub(crate) fn write(w: &WriteInputs<'_>, a_new: &mut [f32], z_new: &mut [f32]) {
+    let WriteSizes { m, dm, d, .. } = w.sizes;
+    let dk = w.sizes.dk();
+    a_new.par_chunks_mut(dk * d).zip(z_new.par_chunks_mut(dk)).enumerate().for_each(|(n, (a_new, z_new))| {
+        let w = w.memory(n);
+        with_scratch([2 * dm, m * dk, m, m, m * d], |[r, phi, den, gamma, dv]| {
+            simd(|| {
+                w.keys(r, phi, den, gamma);
+                recall(w.a, phi, dv, dk, d);
+                for (i, (dv, v)) in dv.chunks_exact_mut(d).zip(w.v.chunks_exact(d)).enumerate() {
+                    let (b, scale) = (math::sigmoid(w.beta[i]), 1.0 / den[i]);
+                    for (dv, v) in dv.iter_mut().zip(v) {
+                        *dv = b * (v - *dv * scale);
+                    }
+                }
+                for (f, (a_new, a)) in a_new.chunks_exact_mut(d).zip(w.a.chunks_exact(d)).enumerate() {
+                    a_new.copy_from_slice(a);
+                    add_rows(a_new, &phi[f..], dk, dv);
+                }
+                z_new.copy_from_slice(w.z);
+                add_rows(z_new, gamma, 1, phi);
+            });
+        });
+    });
+}
+
+/// Where the gradients of a write go. Those of A and z may hold something already.
+pub(crate) struct WriteGradients<'a> {
+    pub(crate) dk: &'a mut [f32],
+    pub(crate) dv: &'a mut [f32],
+    pub(crate) dbeta: &'a mut [f32],
+    pub(crate) da: &'a mut [f32],
+    pub(crate) add_a: bool,
+    pub(crate) dz: &'a mut [f32],
+    pub(crate) add_z: bool,
+}
+
+/// From G = dA' and h = dz' to the gradients of everything but gamma, which is detached.
+pub(crate) fn write_backward(w: &WriteInputs<'_>, g: &[f32], h: &[f32], out: WriteGradients<'_>) {
+    let WriteSizes { m, dm, d, .. } = w.sizes;
+    let dk = w.sizes.dk();
+    let WriteGradients { dk: dkeys, dv: dvalues, dbeta, da, add_a, dz, add_z } = out;
+    let tokens = dkeys.par_chunks_mut(m * dm).zip(dvalues.par_chunks_mut(m * d)).zip(dbeta.par_chunks_mut(m));
+    let memories = da.par_chunks_mut(dk * d).zip(dz.par_chunks_mut(dk));
+    tokens.zip(memories).enumerate().for_each(|(n, (((dkeys, dvalues), dbeta), (da, dz)))| {
+        let w = w.memory(n);
+        let (g, h) = (&g[n * dk * d..][..dk * d], &h[n * dk..][..dk]);
+        let lengths = [2 * dm, 2 * dm, m * dk, m, m, m, m * d, m * d, dk];
+        with_scratch(lengths, |[r, dr, phi, den, gamma, dden, dv, dw, dphi]| {
+            simd(|| {
+                w.keys(r, phi, den, gamma);
+                recall(w.a, phi, dv, dk, d); // w_i = A^T phi_i, for now
+                recall(g, phi, dw, dk, d); // e_i = G^T phi_i, for now
+                for i in 0..m {
+                    let (b, scale) = (math::sigmoid(w.beta[i]), 1.0 / den[i]);
+                    let row = i * d..(i + 1) * d;
+                    let (v, dv, dw, dvalue) = (&w.v[row.clone()], &mut dv[row.clone()], &mut dw[row.clone()], &mut dvalues[row]);
+                    let e_w = dot(dw, dv);
+                    let e_u = dot(dw, v) - e_w * scale;
+                    dbeta[i] = e_u * b * (1.0 - b);
+                    dden[i] = b * e_w * scale * scale;
+                    for (((v, dv), dw), dvalue) in v.iter().zip(dv).zip(dw).zip(dvalue) {
+                        *dv = b * (v - *dv * scale);
+                        *dvalue = b * *dw;
+                        *dw *= -b * scale;
+                    }
+                }
+                for i in 0..m {
+                    let (dv, dw) = (&dv[i * d..][..d], &dw[i * d..][..d]);
+                    for (f, dphi) in dphi.iter_mut().enumerate() {
+                        *dphi = dot(&g[f * d..][..d], dv) + dot(&w.a[f * d..][..d], dw) + gamma[i] * h[f] + dden[i] * w.z[f];
+                    }
+                    features_backward(&w.k[i * dm..][..dm], dphi, r, dr, &mut dkeys[i * dm..][..dm]);
+                }
+                for (f, (da, g)) in da.chunks_exact_mut(d).zip(g.chunks_exact(d)).enumerate() {
+                    place(da, g, add_a);
+                    add_rows(da, &phi[f..], dk, dw);
+                }
+                place(dz, h, add_z);
+                add_rows(dz, dden, 1, phi);
+            });
+        });
+    });
+}
+
+/// y = (y +) x.
+#[inline(always)]
+fn place(y: &mut [f32], x: &[f32], accumulate: bool) {
+    if accumulate {
+        y.iter_mut().zip(x).for_each(|(y, x)| *y += x);
+    } else {
+        y.copy_from_slice(x);
+    }
+}

@@ -53,6 +53,8 @@ const F32: &[DType] = &[DType::F32];
 pub(super) const VARIANTS: &[(&str, &[DType], Defines<'static>)] = &[
     ("activation", FLOATS, &[]),
     ("assoc", FLOATS, &[]),
+    ("assoc", FLOATS, &[("C_COLUMNS", 16)]),
+    ("assoc", FLOATS, &[("C_COLUMNS", 8)]),
     ("attention", FLOATS, &[]),
     ("cast", F32, &[]),
     ("cross_entropy", FLOATS, &[]),

@@ -93,6 +93,16 @@ impl CudaDevice {
         self.context.multiprocessors
     }
 
+    /// Bytes of shared memory that one block can have.
+    pub(crate) fn shared_limit(&self) -> usize {
+        let kilobytes = match self.context.capability {
+            (8, 0 | 7) => 163,
+            (9 | 10, _) => 227,
+            _ => 99,
+        };
+        kilobytes << 10
+    }
+
     pub(crate) fn pool(&self) -> Arc<Pool> {
         self.pool.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -1,1 +1,146 @@
-//! The associative read.
+//! The associative read: y = A^T phi(q) / (z . phi(q) + eps) (+ residual), phi = DPFP-nu, eps = 1e-5.
+//!
+//! One kernel makes the normalised features qn = phi(q) / (z . phi(q) + eps), and a batched product adds qn A to the residual. Dividing
+//! before the product rather than after lets the residual ride in it. qn is made again in the backward pass: it is nu times 2
+//! as wide as q. With bf16 queries on CUDA the product is one of bf16 operands, with A rounded for it; A itself stays f32.
+
+use super::dpfp::feature_width;
+use super::matmul::{Linear, Sizes, forward, multiply};
+use super::{cast, cuda_of, to_f32, via_f32};
+use crate::cpu::assoc as cpu;
+use crate::error::{Error, Result};
+use crate::tape::{Backward, Grads, record};
+use crate::tensor::{DType, Shape, Tensor};
+
+const OP: &str = "assoc_read";
+
+/// Queries that one block of the read kernels takes, a warp each.
+const ROWS: usize = 4;
+
+/// Reads the memory A `[.., dk, d]`, z `[.., dk]` (f32) with raw queries q = W_Q x `[.., T, dm]`; the result, plus `residual` if given,
+/// is `[.., T, d]` in q's type. dk = 2 nu dm. Leading axes must agree; anything else is an error.
+pub fn assoc_read(q: &Tensor, a: &Tensor, z: &Tensor, nu: usize, residual: Option<&Tensor>) -> Result<Tensor> {
+    q.expect_float(OP, "the queries")?;
+    let rank = q.shape().rank();
+    if rank < 2 || q.elements() == 0 {
+        return Err(Error::shape(OP, "the queries", "[.., T, dm] with at least one query", q.shape()));
+    }
+    let (lead, t, dm) = (&q.dims()[..rank - 2], q.shape()[rank - 2], q.shape()[rank - 1]);
+    let dk = feature_width(OP, dm, nu)?;
+    for (what, memory) in [("A", a), ("z", z)] {
+        memory.expect_dtype(OP, what, DType::F32)?;
+        memory.expect_device_of(OP, what, q)?;
+    }
+    z.expect_shape(OP, "z", Shape::new(&[lead, &[dk]].concat()))?;
+    if a.shape().rank() != rank || a.dims()[..rank - 1] != *z.dims() {
+        return Err(Error::shape(OP, "A", format!("{:?} and an axis of values", z.dims()), a.shape()));
+    }
+    let d = a.shape().last();
+    let shape = Shape::new(&[lead, &[t, d]].concat());
+    if let Some(residual) = residual {
+        residual.expect_dtype(OP, "the residual", q.dtype())?;
+        residual.expect_device_of(OP, "the residual", q)?;
+        residual.expect_shape(OP, "the residual", shape)?;
+    }
+    if via_f32(q) {
+        let residual = residual.map(to_f32).transpose()?;
+        return cast(&assoc_read(&to_f32(q)?, a, z, nu, residual.as_ref())?, DType::BF16);
+    }
+    let read =
+        Read { q: q.detach(), a: a.detach(), z: z.detach(), nu, sizes: Sizes { batch: z.elements() / dk, m: t, n: d, k: dk } };
+    let y = Tensor::uninit(shape, q.dtype(), q.device())?; // [.., T, d]
+    let qn = read.features()?;
+    forward(&qn, &read.rounded_memory()?, &Linear { residual, ..Linear::default() }, read.sizes, &y, None)?;
+    let inputs: Vec<&Tensor> = [Some(q), Some(a), Some(z), residual].into_iter().flatten().collect();
+    Ok(record(&inputs, y, || ReadBackward { read, has_residual: residual.is_some() }))
+}
+
+struct Read {
+    q: Tensor,
+    a: Tensor,
+    z: Tensor,
+    nu: usize,
+    /// T queries of each memory against dk keys of d values.
+    sizes: Sizes,
+}
+
+impl Read {
+    /// A in the type of the queries, for the products.
+    fn rounded_memory(&self) -> Result<Tensor> {
+        cast(&self.a, self.q.dtype())
+    }
+
+    /// qn = phi(q) / (z . phi(q) + eps).
+    fn features(&self) -> Result<Tensor> {
+        let Read { q, z, nu, sizes: s, .. } = self;
+        let dm = q.shape().last();
+        let qn = Tensor::uninit([s.batch, s.m, s.k], q.dtype(), q.device())?;
+        match cuda_of(q) {
+            None => cpu::read_features(&q.read::<f32>(OP)?, &z.read::<f32>(OP)?, &mut qn.write::<f32>(OP)?, s.m, dm, *nu),
+            Some(cuda) => {
+                let rows = s.batch * s.m;
+                let launch = cuda.kernel("assoc", q.dtype(), "read_features")?.block(32 * ROWS).grid(rows.div_ceil(ROWS), 1, 1);
+                let launch = launch.shared(ROWS * 2 * dm * 4).arg(q).arg(z).arg(&qn).arg(rows);
+                launch.arg(s.m as i32).arg(dm as i32).arg(*nu as i32).run()?;
+            }
+        }
+        Ok(qn)
+    }
+
+    /// dq and, in f32, dz (+)= sum_t dden_t phi_t from dqn. `dz` is where to put the latter, if wanted.
+    fn features_backward(&self, qn: &Tensor, dqn: &Tensor, dz: Option<(&Tensor, bool)>) -> Result<Tensor> {
+        let Read { q, z, nu, sizes: s, .. } = self;
+        let dm = q.shape().last();
+        let dq = Tensor::uninit(q.shape(), q.dtype(), q.device())?;
+        match cuda_of(q) {
+            None => {
+                let unwanted = Tensor::uninit(z.shape(), DType::F32, z.device())?;
+                let (dz, accumulate) = dz.unwrap_or((&unwanted, false));
+                let (q, z, dqn) = (q.read::<f32>(OP)?, z.read::<f32>(OP)?, dqn.read::<f32>(OP)?);
+                cpu::read_backward(&q, &z, &dqn, &mut dq.write::<f32>(OP)?, &mut dz.write::<f32>(OP)?, accumulate, s.m, dm, *nu);
+            }
+            Some(cuda) => {
+                let rows = s.batch * s.m;
+                // dden_t den_t, so that the sum over t can use qn.
+                let weights = Tensor::uninit([rows], DType::F32, q.device())?;
+                let launch = cuda.kernel("assoc", q.dtype(), "read_backward")?.block(32 * ROWS).grid(rows.div_ceil(ROWS), 1, 1);
+                let launch = launch.shared(ROWS * (2 * dm + s.k) * 4).arg(q).arg(z).arg(dqn).arg(&dq).arg(&weights).arg(rows);
+                launch.arg(s.m as i32).arg(dm as i32).arg(*nu as i32).run()?;
+                if let Some((dz, accumulate)) = dz {
+                    let launch =
+                        cuda.kernel("assoc", q.dtype(), "read_backward_z")?.block(128).grid(s.batch * s.k.div_ceil(32), 1, 1);
+                    launch.arg(qn).arg(&weights).arg(dz).arg(s.m as i32).arg(s.k as i32).arg(accumulate).run()?;
+                }
+            }
+        }
+        Ok(dq)
+    }
+}
+
+struct ReadBackward {
+    read: Read,
+    has_residual: bool,
+}
+
+impl Backward for ReadBackward {
+    fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()> {
+        let dy = grads.output(0)?; // [.., T, d]
+        let read = &self.read;
+        let Sizes { batch, m: t, n: d, k: dk } = read.sizes;
+        let qn = read.features()?;
+        if let Some(target) = grads.target(1)? {
+            multiply(&qn, true, &dy, false, Sizes { batch, m: dk, n: d, k: t }, &target.tensor, target.accumulate)?;
+        }
+        if grads.wants(0) || grads.wants(2) {
+            let dqn = Tensor::uninit(qn.shape(), qn.dtype(), qn.device())?; // [N, T, dk]
+            multiply(&dy, false, &read.rounded_memory()?, true, Sizes { batch, m: t, n: dk, k: d }, &dqn, false)?;
+            let dz = grads.target(2)?;
+            let dq = read.features_backward(&qn, &dqn, dz.as_ref().map(|z| (&z.tensor, z.accumulate)))?;
+            grads.give(0, dq)?;
+        }
+        if self.has_residual {
+            grads.give(3, dy)?;
+        }
+        Ok(())
+    }
+}

@@ -224,7 +224,8 @@ pub fn linear(x: &Tensor, w: &Tensor, with: Linear<'_>) -> Result<Tensor> {
     }))
 }
 
-fn forward(x: &Tensor, w: &Tensor, with: &Linear<'_>, s: Sizes, y: &Tensor, before: Option<&Tensor>) -> Result<()> {
+/// activation(x w + bias) + residual into y, untracked. `before`, if given, receives what the activation was applied to.
+pub(super) fn forward(x: &Tensor, w: &Tensor, with: &Linear<'_>, s: Sizes, y: &Tensor, before: Option<&Tensor>) -> Result<()> {
     const OP: &str = "linear";
     let Some(cuda) = cuda_of(x) else {
         let bias = with.bias.map(|t| t.read::<f32>(OP)).transpose()?;

@@ -26,6 +26,8 @@ mod softmax;
 mod view;
 
 pub use activation::{gelu, gelu_erf, relu, sigmoid, silu, swiglu};
+pub use assoc_read::assoc_read;
+pub use assoc_write::{AssocWrite, assoc_write};
 pub(crate) use binary::{accumulate, sum_of};
 pub use binary::{add, mul, scale, sub};
 pub use cast::cast;
@@ -33,6 +35,7 @@ pub(crate) use cast::{cast_into, copy_of};
 pub use cross_entropy::{argmax, cross_entropy, token_losses};
 pub use embedding::embedding;
 pub use linear_cross_entropy::linear_cross_entropy;
+pub use dpfp::dpfp;
 pub(crate) use matmul::Sizes;
 pub use matmul::{Activation, Linear, linear, matmul, matmul_nt, matmul_tn};
 pub use reduce::{mean, sum, sum_axis};

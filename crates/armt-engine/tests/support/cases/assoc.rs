@@ -1,5 +1,169 @@
-use super::super::Case;
+use armt_engine::ops::{self, AssocWrite};
+
+use super::super::{Array, Case, Input, Rng, integers, normal, spread};
+
+const EPSILON: f64 = 1e-5;
+
+/// DPFP-nu of one row.
+pub fn dpfp(x: &[f64], nu: usize) -> Vec<f64> {
+    let r: Vec<f64> = x.iter().map(|x| x.max(0.0)).chain(x.iter().map(|x| (-x).max(0.0))).collect();
+    let width = r.len();
+    (1..=nu).flat_map(|j| (0..width).map(move |i| (i, j))).map(|(i, j)| r[i] * r[(i + width - j) % width]).collect()
+}
+
+fn dot(x: &[f64], y: &[f64]) -> f64 {
+    x.iter().zip(y).map(|(x, y)| x * y).sum()
+}
+
+/// A non-zero memory A, z. z is positive and near the size of one key's features, so that denominators stay away from 0 and gamma falls
+/// on both sides of its bounds.
+fn memory(rng: &mut Rng, n: usize, dk: usize, d: usize) -> (Input, Input) {
+    (normal(rng, &[n, dk, d]).in_f32(), normal(rng, &[n, dk]).map(|x| 0.2 + 0.5 * x.abs()).in_f32())
+}
+
+/// A^T phi.
+fn recalled(a: &[f64], phi: &[f64], d: usize) -> Vec<f64> {
+    let mut w = vec![0.0; d];
+    for (row, p) in a.chunks(d).zip(phi) {
+        w.iter_mut().zip(row).for_each(|(w, a)| *w += p * a);
+    }
+    w
+}
+
+/// Inputs q, a, z and maybe the residual.
+fn read(a: &[Array], [n, t, dm, d]: [usize; 4], nu: usize) -> Array {
+    let dk = 2 * nu * dm;
+    let mut y = Vec::new();
+    for row in 0..n * t {
+        let memory = row / t;
+        let phi = dpfp(&a[0].data[row * dm..][..dm], nu);
+        let den = dot(&phi, &a[2].data[memory * dk..][..dk]) + EPSILON;
+        y.extend(recalled(&a[1].data[memory * dk * d..][..dk * d], &phi, d).iter().map(|y| y / den));
+    }
+    if let Some(residual) = a.get(3) {
+        y.iter_mut().zip(&residual.data).for_each(|(y, r)| *y += r);
+    }
+    Array { shape: vec![n, t, d], data: y }
+}
+
+/// gamma of every token at a point.
+fn gammas(a: &[Array], [n, m, dm, _]: [usize; 4], nu: usize, correction: bool) -> Vec<f64> {
+    let dk = 2 * nu * dm;
+    let gamma = |row: usize| {
+        let first = a.get(5).is_some_and(|first| first.data[row / m] != 0.0);
+        let phi = dpfp(&a[0].data[row * dm..][..dm], nu);
+        let den = dot(&phi, &a[4].data[row / m * dk..][..dk]) + EPSILON;
+        if first || !correction { 1.0 } else { (1.0 - den / (dot(&phi, &phi) + EPSILON)).clamp(0.0, 1.0) }
+    };
+    (0..n * m).map(gamma).collect()
+}
+
+/// Inputs k, v, beta, a, z and maybe first; gamma comes from the unperturbed point, since it is not differentiated.
+fn write(a: &[Array], base: &[Array], sizes: [usize; 4], nu: usize, correction: bool) -> Vec<Array> {
+    let [_, m, dm, d] = sizes;
+    let dk = 2 * nu * dm;
+    let gamma = gammas(base, sizes, nu, correction);
+    let (mut a_new, mut z_new) = (a[3].clone(), a[4].clone());
+    for (row, gamma) in gamma.into_iter().enumerate() {
+        let at = row / m;
+        let phi = dpfp(&a[0].data[row * dm..][..dm], nu);
+        let den = dot(&phi, &a[4].data[at * dk..][..dk]) + EPSILON;
+        let old = recalled(&a[3].data[at * dk * d..][..dk * d], &phi, d);
+        let b = 1.0 / (1.0 + (-a[2].data[row]).exp());
+        let dv: Vec<f64> = (0..d).map(|c| b * (a[1].data[row * d + c] - old[c] / den)).collect();
+        for (f, phi) in phi.iter().enumerate() {
+            for (c, dv) in dv.iter().enumerate() {
+                a_new.data[(at * dk + f) * d + c] += phi * dv;
+            }
+            z_new.data[at * dk + f] += gamma * phi;
+        }
+    }
+    vec![a_new, z_new]
+}
 
 pub fn cases() -> Vec<Case> {
-    Vec::new()
+    let mut rng = Rng(31);
+    let mut cases = Vec::new();
+    for (rows, dm, nu) in [(1, 1, 1), (3, 2, 3), (3, 3, 1), (17, 17, 3), (65, 17, 2), (2, 64, 3)] {
+        let x = normal(&mut rng, &[rows, dm]);
+        cases.push(Case::new(
+            format!("dpfp-{nu} {rows} x {dm}"),
+            vec![x],
+            move |t| ops::dpfp(&t[0], nu),
+            move |a| Array { shape: vec![rows, 2 * nu * dm], data: a[0].data.chunks(dm).flat_map(|x| dpfp(x, nu)).collect() },
+        ));
+    }
+    for ([n, t, dm, d], nu) in [
+        ([1, 1, 2, 1], 1),
+        ([3, 3, 2, 3], 3),
+        ([1, 17, 3, 17], 3),
+        ([3, 3, 17, 65], 3),
+        ([2, 17, 17, 65], 2),
+        ([3, 1, 3, 1], 2),
+        ([2, 33, 32, 64], 3),
+    ] {
+        for residual in [false, true] {
+            let (a, z) = memory(&mut rng, n, 2 * nu * dm, d);
+            let q = normal(&mut rng, &[n, t, dm]);
+            // With dm = 2 all active features are one product: the read does not depend on q but through eps, and its gradient is
+            // what rounding leaves of that.
+            let mut inputs = vec![if dm == 2 { q.constant() } else { q }, a, z];
+            if residual {
+                inputs.push(normal(&mut rng, &[n, t, d]));
+            }
+            let with = if residual { " with residual" } else { "" };
+            cases.push(Case::new(
+                format!("assoc_read-{nu} {n} x [{t}, {dm}] of {d}{with}"),
+                inputs,
+                move |t| ops::assoc_read(&t[0], &t[1], &t[2], nu, t.get(3)),
+                move |a| read(a, [n, t, dm, d], nu),
+            ));
+        }
+    }
+    let mut inside = 0;
+    let mut clipped = 0;
+    for (sizes, nu) in [
+        ([1, 1, 2, 1], 1),
+        ([3, 3, 2, 3], 3),
+        ([3, 3, 3, 17], 3),
+        ([1, 17, 3, 65], 3),
+        ([3, 17, 17, 17], 3),
+        ([2, 35, 5, 36], 2),
+        ([3, 4, 32, 64], 3),
+        ([2, 6, 17, 33], 3),
+        ([1, 16, 64, 40], 3),
+        ([1, 9, 128, 4], 3),
+    ] {
+        let [n, m, dm, d] = sizes;
+        for (correction, first) in [(true, false), (true, true), (false, false)] {
+            let (a, z) = memory(&mut rng, n, 2 * nu * dm, d);
+            // Keys of unequal size: a large key is new to the memory, a small one is not.
+            let mut k = spread(&mut rng, &[n, m, dm], 1.0);
+            for (i, x) in k.array.data.iter_mut().enumerate() {
+                *x *= [0.5, 1.0, 2.0][i / dm % 3];
+            }
+            let mut inputs = vec![k, normal(&mut rng, &[n, m, d]), normal(&mut rng, &[n, m]), a, z];
+            if first {
+                inputs.push(integers(&[n], |i| i32::from(i % 2 == 0)));
+            }
+            let point: Vec<Array> = inputs.iter().map(|i| i.array.clone()).collect();
+            if correction && !first {
+                let gamma = gammas(&point, sizes, nu, true);
+                inside += gamma.iter().filter(|g| (0.01..0.99).contains(*g)).count();
+                clipped += gamma.iter().filter(|g| **g == 0.0).count();
+            }
+            cases.push(Case {
+                name: format!("assoc_write-{nu} {n} x [{m}, {dm}] of {d}, correction {correction}, first {first}"),
+                inputs,
+                run: Box::new(move |t| {
+                    let [k, v, beta, a, z] = [&t[0], &t[1], &t[2], &t[3], &t[4]];
+                    let (a, z) = ops::assoc_write(AssocWrite { k, v, beta, a, z, first: t.get(5), correction, nu })?;
+                    Ok(vec![a, z])
+                }),
+                naive: Box::new(move |a, base| write(a, base, sizes, nu, correction)),
+            });
+        }
+    }
+    assert!(inside > 10 && clipped > 10, "cases must exercise gamma inside its bounds ({inside} tokens) and at them ({clipped})");
+    cases
 }
