@@ -31,6 +31,7 @@ pub use cast::cast;
 pub(crate) use cast::{cast_into, copy_of};
 pub(crate) use matmul::Sizes;
 pub use matmul::{Activation, Linear, linear, matmul, matmul_nt, matmul_tn};
+pub use norm::{layer_norm, rms_norm};
 pub use reduce::{mean, sum, sum_axis};
 pub use view::{reshape, rows};
 
