@@ -117,7 +117,9 @@ pub(crate) fn backward(
     let pieces = m.div_ceil(block);
     let mut dbias = dbias.as_mut().map(|b| b.chunks_exact_mut(d));
     let mut tasks = Vec::with_capacity(dgain.len() / d);
-    for (i, (dx, dgain)) in dx.chunks_exact_mut(m * d).flat_map(|g| g.chunks_mut(block * d)).zip(dgain.chunks_exact_mut(d)).enumerate() {
+    for (i, (dx, dgain)) in
+        dx.chunks_exact_mut(m * d).flat_map(|g| g.chunks_mut(block * d)).zip(dgain.chunks_exact_mut(d)).enumerate()
+    {
         let first = i / pieces * m + i % pieces * block;
         tasks.push(Piece { first, dx, dgain, dbias: dbias.as_mut().and_then(Iterator::next) });
     }
@@ -146,7 +148,9 @@ fn backward_piece((x, gain, dy): (&[f32], &[f32], &[f32]), piece: Piece<'_>, nor
         let along = along / d as f32;
         match dbias.as_deref_mut() {
             Some(dbias) => {
-                for (((((dx, x), dy), gain), dgain), dbias) in dx.iter_mut().zip(x).zip(dy).zip(gain).zip(dgain.iter_mut()).zip(dbias) {
+                for (((((dx, x), dy), gain), dgain), dbias) in
+                    dx.iter_mut().zip(x).zip(dy).zip(gain).zip(dgain.iter_mut()).zip(dbias)
+                {
                     let xhat = (x - mean) * scale;
                     // dy gain is rounded as it was in its mean, so that rows of one element give exactly zero.
                     *dx = scale * xhat.mul_add(-along, dy * gain - a);

@@ -29,10 +29,14 @@ pub(crate) use binary::{accumulate, sum_of};
 pub use binary::{add, mul, scale, sub};
 pub use cast::cast;
 pub(crate) use cast::{cast_into, copy_of};
+pub use concat::concat;
+pub use dropout::{Generator, dropout, dropout_keeps};
 pub(crate) use matmul::Sizes;
 pub use matmul::{Activation, Linear, linear, matmul, matmul_nt, matmul_tn};
 pub use norm::{layer_norm, rms_norm};
 pub use reduce::{mean, sum, sum_axis};
+pub use slice::narrow;
+pub use softmax::softmax;
 pub use view::{reshape, rows};
 
 use crate::error::Result;
