@@ -21,7 +21,8 @@ pub fn cases() -> Vec<Case> {
     let one =
         Case::new("softmax [5, 1]", vec![spread(&mut rng, &[5, 1], 3.0).constant()], |t| ops::softmax(&t[0]), |a| naive(&a[0]));
     let rest = shapes.into_iter().map(|shape| {
-        let x = spread(&mut rng, shape, 3.0);
+        // Short rows stay away from 0 and 1, where a bf16 result holds too little of its gradient.
+        let x = spread(&mut rng, shape, if shape[shape.len() - 1] < 17 { 1.0 } else { 3.0 });
         Case::new(format!("softmax {shape:?}"), vec![x], |t| ops::softmax(&t[0]), |a| naive(&a[0]))
     });
     std::iter::once(one).chain(rest).collect()
