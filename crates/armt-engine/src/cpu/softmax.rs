@@ -7,18 +7,21 @@ use super::{math, par_rows, simd};
 pub(crate) fn forward(x: &[f32], y: &mut [f32], d: usize) {
     par_rows(y, d, 12 * d, |first, y| {
         let x = &x[first * d..first * d + y.len()];
-        simd(|| {
-            for (y, x) in y.chunks_exact_mut(d).zip(x.chunks_exact(d)) {
-                let max = largest(x);
-                for (y, x) in y.iter_mut().zip(x) {
-                    *y = math::exp(x - max);
+        simd(
+            #[inline(always)]
+            || {
+                for (y, x) in y.chunks_exact_mut(d).zip(x.chunks_exact(d)) {
+                    let max = largest(x);
+                    for (y, x) in y.iter_mut().zip(x) {
+                        *y = math::exp(x - max);
+                    }
+                    let scale = 1.0 / sum(y);
+                    for y in y {
+                        *y *= scale;
+                    }
                 }
-                let scale = 1.0 / sum(y);
-                for y in y {
-                    *y *= scale;
-                }
-            }
-        });
+            },
+        );
     });
 }
 
@@ -26,17 +29,20 @@ pub(crate) fn forward(x: &[f32], y: &mut [f32], d: usize) {
 pub(crate) fn backward(y: &[f32], dy: &[f32], dx: &mut [f32], d: usize) {
     par_rows(dx, d, 4 * d, |first, dx| {
         let (y, dy) = (&y[first * d..first * d + dx.len()], &dy[first * d..first * d + dx.len()]);
-        simd(|| {
-            for (dx, (y, dy)) in dx.chunks_exact_mut(d).zip(y.chunks_exact(d).zip(dy.chunks_exact(d))) {
-                for (dx, (y, dy)) in dx.iter_mut().zip(y.iter().zip(dy)) {
-                    *dx = y * dy;
+        simd(
+            #[inline(always)]
+            || {
+                for (dx, (y, dy)) in dx.chunks_exact_mut(d).zip(y.chunks_exact(d).zip(dy.chunks_exact(d))) {
+                    for (dx, (y, dy)) in dx.iter_mut().zip(y.iter().zip(dy)) {
+                        *dx = y * dy;
+                    }
+                    let along = sum(dx);
+                    for (dx, y) in dx.iter_mut().zip(y) {
+                        *dx = y.mul_add(-along, *dx);
+                    }
                 }
-                let along = sum(dx);
-                for (dx, y) in dx.iter_mut().zip(y) {
-                    *dx = y.mul_add(-along, *dx);
-                }
-            }
-        });
+            },
+        );
     });
 }
 
