@@ -1,1 +1,118 @@
-//! Tensors joined along one axis.
+//! Tensors joined along one axis. Going back, each part gets its range of the gradient.
+
+use super::slice::Stretches;
+use crate::cpu::slice::Stretch;
+use crate::error::{Error, Result};
+use crate::tape::{Backward, Grads, record};
+use crate::tensor::Tensor;
+
+const OP: &str = "concat";
+
+/// The parts one after another along `axis`. Refuses an empty list, an axis that the parts do not have, and parts that differ in type,
+/// device or any other axis.
+pub fn concat(parts: &[&Tensor], axis: usize) -> Result<Tensor> {
+    let Some((first, rest)) = parts.split_first() else {
+        return Err(Error::argument(OP, "expected at least one tensor, got an empty list"));
+    };
+    let shape = first.shape();
+    if axis >= shape.rank() {
+        return Err(Error::shape(OP, "the parts", format!("more than {axis} axes"), shape));
+    }
+    for part in rest {
+        part.expect_dtype(OP, "every part", first.dtype())?;
+        part.expect_device_of(OP, "a later part", first)?;
+        if part.shape().rank() != shape.rank() || part.shape().with(axis, shape[axis]) != shape {
+            return Err(Error::shape(OP, "every part", format!("{shape}, in which only axis {axis} may differ"), part.shape()));
+        }
+    }
+    if rest.is_empty() {
+        return Ok((*first).clone());
+    }
+    let lengths: Vec<usize> = parts.iter().map(|p| p.shape()[axis]).collect();
+    let y = Tensor::uninit(shape.with(axis, lengths.iter().sum()), first.dtype(), first.device())?;
+    let mut start = 0;
+    for (part, &len) in parts.iter().zip(&lengths) {
+        if axis == 0 {
+            y.view_rows(start..start + len).copy_from(part)?;
+        } else {
+            into_whole(&y, axis, start, len).copy(part, &y)?;
+        }
+        start += len;
+    }
+    Ok(record(parts, y, || Concat { axis, lengths }))
+}
+
+/// A part's rows to their place in the rows of the whole.
+fn into_whole(whole: &Tensor, axis: usize, start: usize, len: usize) -> Stretches {
+    let shape = whole.shape();
+    let inner = shape.inner(axis);
+    Stretches {
+        rows: shape.outer(axis),
+        width: len * inner,
+        from: Stretch { stride: len * inner, at: 0 },
+        to: Stretch { stride: shape[axis] * inner, at: start * inner },
+    }
+}
+
+struct Concat {
+    axis: usize,
+    lengths: Vec<usize>,
+}
+
+impl Backward for Concat {
+    fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()> {
+        let Concat { axis, lengths } = *self;
+        let dy = grads.output(0)?;
+        let mut start = 0;
+        for (i, len) in lengths.into_iter().enumerate() {
+            if grads.wants(i) {
+                let part = if axis == 0 { dy.view_rows(start..start + len) } else { super::narrow(&dy, axis, start, len)? };
+                grads.give(i, part)?;
+            }
+            start += len;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tape::Tape;
+    use crate::tensor::{DType, Device};
+
+    fn zeros(shape: &[usize], dtype: DType) -> Tensor {
+        Tensor::zeros(shape, dtype, &Device::cpu()).unwrap()
+    }
+
+    #[test]
+    fn every_misuse_is_named() {
+        let x = zeros(&[2, 3], DType::F32);
+        let message = |parts: &[&Tensor], axis| concat(parts, axis).unwrap_err().to_string();
+        assert!(message(&[], 0).contains("empty list"));
+        assert!(message(&[&x], 2).contains("more than 2 axes"));
+        assert!(message(&[&x, &zeros(&[2, 3], DType::I32)], 0).contains("f32, got i32"));
+        let e = message(&[&x, &zeros(&[3, 3], DType::F32)], 1);
+        assert!(e.contains("only axis 1 may differ") && e.contains("[3, 3]"), "{e}");
+        assert!(message(&[&x, &zeros(&[2, 3, 1], DType::F32)], 1).contains("[2, 3, 1]"));
+    }
+
+    #[test]
+    fn integers_can_be_joined() {
+        let x = Tensor::from_slice(&[1, 2], [2, 1], &Device::cpu()).unwrap();
+        let y = Tensor::from_slice(&[3, 4, 5, 6], [2, 2], &Device::cpu()).unwrap();
+        assert_eq!(concat(&[&x, &y], 1).unwrap().to_vec::<i32>().unwrap(), [1, 3, 4, 2, 5, 6]);
+    }
+
+    #[test]
+    fn a_bf16_part_given_twice_gets_both_gradients() {
+        for axis in [0, 1] {
+            let tape = Tape::new();
+            let x = tape.variable(&zeros(&[1, 2], DType::BF16));
+            let y = concat(&[&x, &x], axis).unwrap();
+            let seed = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], y.shape(), &Device::cpu()).unwrap();
+            tape.backward_from(&[(&y, crate::ops::cast(&seed, DType::BF16).unwrap())]).unwrap();
+            assert_eq!(tape.grad(&x).unwrap().to_f32_vec().unwrap(), [4.0, 6.0]);
+        }
+    }
+}

@@ -36,9 +36,14 @@ pub use cross_entropy::{argmax, cross_entropy, token_losses};
 pub use embedding::embedding;
 pub use linear_cross_entropy::linear_cross_entropy;
 pub use dpfp::dpfp;
+pub use concat::concat;
+pub use dropout::{Generator, dropout, dropout_keeps};
 pub(crate) use matmul::Sizes;
 pub use matmul::{Activation, Linear, linear, matmul, matmul_nt, matmul_tn};
+pub use norm::{layer_norm, rms_norm};
 pub use reduce::{mean, sum, sum_axis};
+pub use slice::narrow;
+pub use softmax::softmax;
 pub use view::{reshape, rows};
 
 use crate::error::Result;

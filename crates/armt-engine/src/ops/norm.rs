@@ -1,1 +1,196 @@
-//! Layer norm and RMS norm with gains per group.
+//! Layer norm y = (x - mean) / sqrt(var + eps) * gain + bias, and RMS norm y = x / sqrt(mean(x^2) + eps) * gain, over the last axis.
+//!
+//! The backward pass keeps x alone and computes mean and deviation again: they cost one pass over a row that has to be read anyway.
+//! Statistics are in f32. Gains and biases may differ between groups of rows, for stacked layers.
+
+use super::matmul::add_sum;
+use super::{cast, cuda_of, to_f32, via_f32};
+use crate::cpu::norm::{self as cpu, Norm};
+use crate::cuda::CudaDevice;
+use crate::error::{Error, Result};
+use crate::tape::{Backward, Grads, record};
+use crate::tensor::{DType, Tensor};
+
+/// Layer norm. x is `[G, .., d]` with gain and bias `[G, d]`, or `[.., d]` with `[d]`; other shapes are refused.
+pub fn layer_norm(x: &Tensor, gain: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
+    normalise("layer_norm", x, gain, Some(bias), eps)
+}
+
+/// RMS norm. x is `[G, .., d]` with gain `[G, d]`, or `[.., d]` with `[d]`; other shapes are refused.
+pub fn rms_norm(x: &Tensor, gain: &Tensor, eps: f32) -> Result<Tensor> {
+    normalise("rms_norm", x, gain, None, eps)
+}
+
+/// Layer norm with a bias, RMS norm without.
+fn normalise(op: &'static str, x: &Tensor, gain: &Tensor, bias: Option<&Tensor>, eps: f32) -> Result<Tensor> {
+    x.expect_float(op, "x")?;
+    for (what, t) in [("the gain", Some(gain)), ("the bias", bias)] {
+        if let Some(t) = t {
+            t.expect_dtype(op, what, x.dtype())?;
+            t.expect_device_of(op, what, x)?;
+        }
+    }
+    if !(eps >= 0.0 && eps.is_finite()) {
+        return Err(Error::argument(op, format!("expected eps of at least 0, got {eps}")));
+    }
+    let (shape, d) = (x.shape(), x.shape().last());
+    if shape.rank() == 0 || d == 0 {
+        return Err(Error::shape(op, "x", "[.., at least 1]", shape));
+    }
+    let grouped = shape.rank() >= 2 && gain.shape().rank() == 2;
+    let groups = if grouped { shape[0] } else { 1 };
+    for (what, t) in [("the gain", Some(gain)), ("the bias", bias)] {
+        let Some(t) = t else { continue };
+        if !(grouped && t.dims() == [groups, d] || !grouped && t.dims() == [d]) {
+            let expected = if shape.rank() >= 2 { format!("[{d}] or [{}, {d}] for x {shape}", shape[0]) } else { format!("[{d}]") };
+            return Err(Error::shape(op, what, expected, t.shape()));
+        }
+    }
+    if via_f32(x) {
+        let bias = bias.map(to_f32).transpose()?;
+        return cast(&normalise(op, &to_f32(x)?, &to_f32(gain)?, bias.as_ref(), eps)?, DType::BF16);
+    }
+    let norm = Norm { groups, m: shape.rows() / groups.max(1), d, eps, centred: bias.is_some() };
+    let y = Tensor::uninit(shape, x.dtype(), x.device())?;
+    match cuda_of(x) {
+        None => {
+            let bias = bias.map(|b| b.read::<f32>(op)).transpose()?;
+            cpu::forward(&x.read::<f32>(op)?, &gain.read::<f32>(op)?, bias.as_deref(), &mut y.write::<f32>(op)?, norm);
+        }
+        Some(cuda) => {
+            let rows = shape.rows();
+            let path = Path::of(d, &[Some(x), Some(gain), bias, Some(&y)]);
+            let blocks = if path == Path::Wide || path == Path::WideVector { rows } else { rows.div_ceil(WARPS) };
+            let launch = cuda.kernel("norm", x.dtype(), &path.kernel("norm"))?.grid(blocks, 1, 1);
+            launch.arg(x).arg(gain).arg(bias).arg(&y).arg(rows).arg(norm.m).arg(d).arg(eps).run()?;
+        }
+    }
+    let inputs: Vec<&Tensor> = [Some(x), Some(gain), bias].into_iter().flatten().collect();
+    Ok(record(&inputs, y, || NormBackward { op, x: x.detach(), gain: gain.detach(), norm }))
+}
+
+/// Warps of a block, each with a row of its own.
+const WARPS: usize = 8;
+
+/// Which kernel a row of d elements takes: a warp that holds the row in registers, N elements a lane, or a block that reads it again
+/// for each pass. Vectors of 16 bytes where d and all addresses allow.
+#[derive(Clone, Copy, PartialEq)]
+enum Path {
+    Vector(usize),
+    Scalar(usize),
+    WideVector,
+    Wide,
+}
+
+impl Path {
+    fn of(d: usize, tensors: &[Option<&Tensor>]) -> Self {
+        let mut tensors = tensors.iter().flatten();
+        let width = 16 / tensors.clone().next().map_or(4, |t| t.dtype().size());
+        let vector = d.is_multiple_of(width) && tensors.all(|t| t.ptr().is_multiple_of(16));
+        let fits = |held: &usize| d <= 32 * held * if vector { width } else { 1 };
+        match (vector, [1, 2, 4].into_iter().find(fits), [2, 8].into_iter().find(fits)) {
+            (true, Some(held), _) => Path::Vector(held),
+            (false, _, Some(held)) => Path::Scalar(held),
+            (true, None, _) => Path::WideVector,
+            (false, _, None) => Path::Wide,
+        }
+    }
+
+    /// The kernel's name in norm.cu.
+    fn kernel(self, stem: &str) -> String {
+        match self {
+            Path::Vector(held) => format!("{stem}_vector_{held}"),
+            Path::Scalar(held) => format!("{stem}_scalar_{held}"),
+            Path::WideVector => format!("{stem}_wide_vector"),
+            Path::Wide => format!("{stem}_wide"),
+        }
+    }
+}
+
+struct NormBackward {
+    op: &'static str,
+    x: Tensor,
+    gain: Tensor,
+    norm: Norm,
+}
+
+impl Backward for NormBackward {
+    fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()> {
+        let NormBackward { op, x, gain, norm } = *self;
+        let Norm { groups, m, d, centred, .. } = norm;
+        let dy = grads.output(0)?;
+        let dx = Tensor::uninit(x.shape(), x.dtype(), x.device())?;
+        let length = match cuda_of(&x) {
+            None => cpu::rows_per_sum(m, d),
+            Some(cuda) => rows_per_block(cuda, groups, m),
+        };
+        let pieces = m.div_ceil(length);
+        let dgain = Tensor::uninit([groups, pieces, d], DType::F32, x.device())?;
+        let dbias = centred.then(|| Tensor::uninit([groups, pieces, d], DType::F32, x.device())).transpose()?;
+        match cuda_of(&x) {
+            None => {
+                let mut dbias = dbias.as_ref().map(|t| t.write::<f32>(op)).transpose()?;
+                let inputs = (&*x.read::<f32>(op)?, &*gain.read::<f32>(op)?, &*dy.read::<f32>(op)?);
+                cpu::backward(inputs, &mut dx.write::<f32>(op)?, &mut dgain.write::<f32>(op)?, dbias.as_deref_mut(), norm);
+            }
+            Some(cuda) => {
+                let path = Path::of(d, &[Some(&x), Some(&gain), Some(&dy), Some(&dx)]);
+                let wide = path == Path::Wide || path == Path::WideVector;
+                let launch = cuda.kernel("norm", x.dtype(), &path.kernel("norm_backward"))?.grid(pieces, groups, 1);
+                let launch = launch.shared(if wide { 0 } else { WARPS * d * size_of::<f32>() });
+                let launch = launch.arg(&x).arg(&gain).arg(&dy).arg(&dx).arg(&dgain).arg(dbias.as_ref());
+                launch.arg(length).arg(m).arg(d).arg(norm.eps).run()?;
+            }
+        }
+        grads.give(0, dx)?;
+        if let Some(t) = grads.target(1)? {
+            add_sum(&dgain, [groups, pieces, d], &t)?;
+        }
+        if let Some(dbias) = dbias
+            && let Some(t) = grads.target(2)?
+        {
+            add_sum(&dbias, [groups, pieces, d], &t)?;
+        }
+        Ok(())
+    }
+}
+
+/// Rows whose gain and bias gradients one block sums: two blocks a multiprocessor, but at least two rows a warp.
+fn rows_per_block(cuda: &CudaDevice, groups: usize, m: usize) -> usize {
+    let wanted = (cuda.multiprocessors() * 2).div_ceil(groups.max(1));
+    m.div_ceil(wanted.max(1)).max(2 * WARPS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Device;
+
+    fn zeros(shape: &[usize]) -> Tensor {
+        Tensor::zeros(shape, DType::F32, &Device::cpu()).unwrap()
+    }
+
+    #[test]
+    fn a_gain_that_does_not_fit_is_refused_with_the_shapes_that_would() {
+        let e = layer_norm(&zeros(&[2, 3, 4]), &zeros(&[3, 4]), &zeros(&[3, 4]), 1e-5).unwrap_err().to_string();
+        assert!(e.contains("the gain") && e.contains("[4] or [2, 4]") && e.contains("[3, 4]"), "{e}");
+        let e = layer_norm(&zeros(&[2, 4]), &zeros(&[4]), &zeros(&[2, 4]), 1e-5).unwrap_err().to_string();
+        assert!(e.contains("the bias"), "{e}");
+        let e = rms_norm(&zeros(&[4]), &zeros(&[5]), 1e-5).unwrap_err().to_string();
+        assert!(e.contains("[4]") && e.contains("[5]"), "{e}");
+    }
+
+    #[test]
+    fn empty_rows_integers_and_a_negative_eps_are_refused() {
+        assert!(matches!(rms_norm(&zeros(&[3, 0]), &zeros(&[0]), 1e-5), Err(Error::Shape { .. })));
+        let ids = Tensor::zeros([4], DType::I32, &Device::cpu()).unwrap();
+        assert!(matches!(rms_norm(&ids, &zeros(&[4]), 1e-5), Err(Error::DType { .. })));
+        assert!(matches!(rms_norm(&zeros(&[4]), &zeros(&[4]), -1.0), Err(Error::Argument { .. })));
+        assert!(matches!(rms_norm(&zeros(&[4]), &zeros(&[4]), f32::NAN), Err(Error::Argument { .. })));
+    }
+
+    #[test]
+    fn no_rows_give_no_rows() {
+        assert_eq!(rms_norm(&zeros(&[0, 4]), &zeros(&[4]), 1e-5).unwrap().dims(), [0, 4]);
+    }
+}

@@ -1,5 +1,87 @@
-use super::super::Case;
+use armt_engine::{Tensor, ops};
+
+use super::super::{Array, Case, Rng, integers, normal};
+
+/// The elements of a range of one axis.
+fn range(x: &Array, axis: usize, start: usize, len: usize) -> Array {
+    let inner: usize = x.shape[axis + 1..].iter().product();
+    let mut shape = x.shape.clone();
+    shape[axis] = len;
+    Array::from_fn(&shape, |i| x.data[i / (len * inner) * x.shape[axis] * inner + start * inner + i % (len * inner)])
+}
+
+/// Arrays joined along one axis.
+fn joined(parts: &[Array], axis: usize) -> Array {
+    let mut shape = parts[0].shape.clone();
+    shape[axis] = parts.iter().map(|p| p.shape[axis]).sum();
+    let outer: usize = shape[..axis].iter().product();
+    let mut data = Vec::new();
+    for o in 0..outer {
+        for p in parts {
+            let row = p.data.len() / outer;
+            data.extend_from_slice(&p.data[o * row..][..row]);
+        }
+    }
+    Array { shape, data }
+}
 
 pub fn cases() -> Vec<Case> {
-    Vec::new()
+    let mut rng = Rng(23);
+    let mut cases = Vec::new();
+    let ranges: [(&[usize], usize, usize, usize); 10] = [
+        (&[1], 0, 0, 1),
+        (&[5, 3], 0, 1, 3),
+        (&[3, 17], 1, 16, 1),
+        (&[3, 65], 1, 3, 17),
+        (&[2, 5, 17], 1, 2, 3),
+        (&[2, 5, 17], 2, 0, 16),
+        (&[2, 3, 4, 65], 2, 1, 2),
+        (&[2, 9, 16], 1, 3, 5),
+        (&[3, 64], 1, 16, 32),
+        (&[2, 3], 1, 0, 3),
+    ];
+    for (shape, axis, start, len) in ranges {
+        cases.push(Case::new(
+            format!("narrow {shape:?} axis {axis} from {start} by {len}"),
+            vec![normal(&mut rng, shape)],
+            move |t| ops::narrow(&t[0], axis, start, len),
+            move |a| range(&a[0], axis, start, len),
+        ));
+    }
+    // Ranges that overlap: gradients add up where they do and are zero where there is none.
+    cases.push(Case::new(
+        "narrow twice, overlapping",
+        vec![normal(&mut rng, &[3, 17, 5])],
+        |t| ops::mul(&ops::narrow(&t[0], 1, 2, 7)?, &ops::narrow(&t[0], 1, 5, 7)?),
+        |a| {
+            let (x, y) = (range(&a[0], 1, 2, 7), range(&a[0], 1, 5, 7));
+            Array::from_fn(&x.shape, |i| x.data[i] * y.data[i])
+        },
+    ));
+    cases.push(Case::new(
+        "narrow of integers",
+        vec![integers(&[3, 17], |i| 7 * i as i32)],
+        |t| ops::cast(&ops::narrow(&t[0], 1, 3, 5)?, armt_engine::DType::F32),
+        |a| range(&a[0], 1, 3, 5),
+    ));
+    let lists: [(&[&[usize]], usize); 8] = [
+        (&[&[1]], 0),
+        (&[&[1], &[3]], 0),
+        (&[&[3, 5], &[1, 5], &[17, 5]], 0),
+        (&[&[3, 1], &[3, 17], &[3, 65]], 1),
+        (&[&[2, 3, 17], &[2, 1, 17]], 1),
+        (&[&[2, 3, 8], &[2, 5, 8]], 1),
+        (&[&[2, 3, 16], &[2, 3, 32]], 2),
+        (&[&[2, 3, 3, 65], &[2, 17, 3, 65]], 1),
+    ];
+    for (shapes, axis) in lists {
+        let inputs = shapes.iter().map(|s| normal(&mut rng, s)).collect();
+        cases.push(Case::new(
+            format!("concat {shapes:?} axis {axis}"),
+            inputs,
+            move |t| ops::concat(&t.iter().collect::<Vec<&Tensor>>(), axis),
+            move |a| joined(a, axis),
+        ));
+    }
+    cases
 }
