@@ -34,8 +34,8 @@ pub(crate) fn cast_into(x: &Tensor, y: &Tensor) -> Result<()> {
     };
     match cuda_of(x) {
         None => match (x.dtype(), y.dtype()) {
-            (DType::F32, _) => elementwise::map(&x.read::<f32>(OP)?, &mut y.write::<bf16>(OP)?, |v| elementwise::round_bf16(v)),
-            (DType::BF16, _) => elementwise::map(&x.read::<bf16>(OP)?, &mut y.write::<f32>(OP)?, |v: bf16| elementwise::widen(v)),
+            (DType::F32, _) => elementwise::map(&x.read::<f32>(OP)?, &mut y.write::<bf16>(OP)?, elementwise::round_bf16),
+            (DType::BF16, _) => elementwise::map(&x.read::<bf16>(OP)?, &mut y.write::<f32>(OP)?, elementwise::widen),
             _ => elementwise::map(&x.read::<i32>(OP)?, &mut y.write::<f32>(OP)?, |v| v as f32),
         },
         Some(cuda) => {

@@ -204,7 +204,7 @@ mod tests {
     fn size_classes_are_close_and_stable() {
         for bytes in [0, 1, 511, 512, 513, 4096, 100_000, 1 << 20, (1 << 20) + 1, 123_456_789] {
             let class = size_class(bytes);
-            assert!(class >= bytes && class % 512 == 0);
+            assert!(class >= bytes && class.is_multiple_of(512));
             assert!(class - bytes <= 512.max(bytes / 8 + 1), "{bytes} -> {class}");
             assert_eq!(size_class(class), class);
         }

@@ -262,7 +262,8 @@ pub fn check(case: &Case, device: &Device, tolerance: f64) -> std::result::Resul
         let largest = gradient.iter().fold(1e-4f64, |m, g| m.max(f64::from(g.abs())));
         for e in elements {
             let (g, w) = (f64::from(gradient[e]), slope(e));
-            if !((g - w).abs() <= tolerance * largest.max(w.abs())) {
+            let off = (g - w).abs();
+            if off.is_nan() || off > tolerance * largest.max(w.abs()) {
                 return Err(format!("gradient of input {i} at {e} is {g:.6e}, differences give {w:.6e}"));
             }
         }
