@@ -1,5 +1,7 @@
 //! A repeated step allocates nothing. Alone in its file: the CPU's pool belongs to the whole process.
 
+#![allow(clippy::unwrap_used)]
+
 use armt_engine::ops::{self, Activation, Linear};
 use armt_engine::optim::{AdamW, Clip, Group, Settings};
 use armt_engine::{DType, Device, Param, Tape, Tensor};

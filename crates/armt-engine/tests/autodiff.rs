@@ -1,5 +1,7 @@
 //! The tape: depth, sums of gradients, slices of stacked parameters, regions that are recomputed, and buffers that are reused.
 
+#![allow(clippy::unwrap_used)]
+
 use armt_engine::ops::{self, Activation, Linear};
 use armt_engine::{DType, Device, Error, Param, Result, Tape, Tensor};
 

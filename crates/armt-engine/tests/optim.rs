@@ -1,5 +1,7 @@
 //! The optimizer: its formula, its clipping, and its state on disk.
 
+#![allow(clippy::unwrap_used)]
+
 use armt_engine::optim::{AdamW, Clip, Group, Settings};
 use armt_engine::{DType, Device, Error, Param, Tensor};
 

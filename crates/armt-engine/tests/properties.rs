@@ -3,6 +3,8 @@
 //! A program is a list of instructions on matrices `[N, N]`: each takes one or two earlier values and appends its result. It runs on the
 //! engine, and as plain loops in f64.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use armt_engine::ops::{self, Activation, Linear};
