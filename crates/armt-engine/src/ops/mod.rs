@@ -25,6 +25,7 @@ mod softmax;
 mod view;
 
 pub use activation::{gelu, gelu_erf, relu, sigmoid, silu, swiglu};
+pub use attention::{Heads, attention, attention_cached};
 pub(crate) use binary::{accumulate, sum_of};
 pub use binary::{add, mul, scale, sub};
 pub use cast::cast;
@@ -32,6 +33,7 @@ pub(crate) use cast::{cast_into, copy_of};
 pub(crate) use matmul::Sizes;
 pub use matmul::{Activation, Linear, linear, matmul, matmul_nt, matmul_tn};
 pub use reduce::{mean, sum, sum_axis};
+pub use rotary::rotary;
 pub use view::{reshape, rows};
 
 use crate::error::Result;
