@@ -1,1 +1,386 @@
-//! Attention.
+//! Causal attention on the CPU: O = softmax(scale Q K^T) V, a block of query rows at a time, one task for each key head.
+//!
+//! A block's scores are whole rows, so that the softmax needs no correction on the way; keys beyond the block's last row are never
+//! touched. K (transposed) and V are packed once for each head into scratch that threads keep: rows of a packed projection lie a power
+//! of two apart, which caches dislike. The backward pass computes the probabilities again from the saved log-sum-exp.
+
+use std::cell::RefCell;
+
+use rayon::prelude::*;
+
+use super::{math, simd};
+use crate::ops::Heads;
+
+/// Query rows of a block.
+const BLOCK: usize = 24;
+/// Columns of a register tile; score rows are padded to it.
+const LANES: usize = 16;
+/// Tasks of fewer multiplications than this are put together.
+const GRAIN: usize = 1 << 15;
+
+/// How sequences lie in memory: `n` of them, rows `q_row` and `k_row` elements apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    pub(crate) n: usize,
+    pub(crate) tq: usize,
+    pub(crate) tk: usize,
+    pub(crate) heads: Heads,
+    pub(crate) q_row: usize,
+    pub(crate) k_row: usize,
+}
+
+impl Layout {
+    fn group(&self) -> usize {
+        self.heads.query / self.heads.key
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.heads.size as f32).sqrt()
+    }
+
+    /// Score rows, padded.
+    fn width(&self) -> usize {
+        self.tk.next_multiple_of(LANES)
+    }
+
+    fn assert_fits(&self, q: &[f32], k: &[f32], v: &[f32], mask: Option<&[i32]>) {
+        let Heads { query, key, size } = self.heads;
+        let needed = |rows: usize, row: usize, width: usize| if rows == 0 { 0 } else { (rows - 1) * row + width };
+        let keys = needed(self.n * self.tk, self.k_row, key * size);
+        assert!(self.tk >= self.tq && q.len() >= needed(self.n * self.tq, self.q_row, query * size));
+        assert!(k.len() >= keys && v.len() >= keys);
+        assert!(mask.is_none_or(|m| m.len() == self.n * self.tk));
+    }
+
+    /// Calls `task(sequence, key head, scratch of `floats`)` for every key head, on all threads if it is worth it.
+    fn each(&self, floats: usize, task: impl Fn(usize, usize, &mut [f32]) + Sync) {
+        thread_local! {
+            static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+        }
+        let key = self.heads.key;
+        let one = |i: usize| {
+            SCRATCH.with_borrow_mut(|scratch| {
+                if scratch.len() < floats {
+                    scratch.resize(floats, 0.0);
+                }
+                task(i / key, i % key, &mut scratch[..floats]);
+            });
+        };
+        let tasks = self.n * key;
+        let cost = self.group() * self.tq * self.tk * self.heads.size;
+        if tasks * cost < 2 * GRAIN {
+            (0..tasks).for_each(one);
+        } else {
+            (0..tasks).into_par_iter().with_min_len(GRAIN.div_ceil(cost.max(1))).for_each(one);
+        }
+    }
+}
+
+/// A pointer that tasks share, each for elements of its own.
+#[derive(Clone, Copy)]
+pub(crate) struct Out(pub(crate) *mut f32);
+// SAFETY: tasks write disjoint elements: those of their own sequence and heads.
+unsafe impl Send for Out {}
+// SAFETY: as above.
+unsafe impl Sync for Out {}
+
+impl Out {
+    fn at(self, i: usize) -> *mut f32 {
+        self.0.wrapping_add(i)
+    }
+}
+
+/// A matrix to read: element (i, j) is at `i * row + j * col`.
+#[derive(Clone, Copy)]
+struct Matrix {
+    ptr: *const f32,
+    row: usize,
+    col: usize,
+}
+
+/// o `[n, tq, H size]` and, if asked for, the log-sum-exp of each row, `[n, H, tq]`.
+pub(crate) fn forward(q: &[f32], k: &[f32], v: &[f32], mask: Option<&[i32]>, l: Layout, o: &mut [f32], lse: Option<&mut [f32]>) {
+    let Heads { query, size, .. } = l.heads;
+    l.assert_fits(q, k, v, mask);
+    assert!(o.len() == l.n * l.tq * query * size && lse.as_ref().is_none_or(|x| x.len() == l.n * query * l.tq));
+    let (o_row, width, offset, scale) = (query * size, l.width(), l.tk - l.tq, l.scale());
+    let out = Out(o.as_mut_ptr());
+    let lse_out = lse.map(|x| Out(x.as_mut_ptr()));
+    l.each(size * width + l.tk * size + BLOCK * width, |n, hk, scratch| {
+        let (kt, rest) = scratch.split_at_mut(size * width); // [size, width]
+        let (vp, s) = rest.split_at_mut(l.tk * size); // [tk, size], [BLOCK, width]
+        let keys = &k[n * l.tk * l.k_row + hk * size..];
+        transpose(keys, l.k_row, l.tk, size, kt, width);
+        pack(&v[n * l.tk * l.k_row + hk * size..], l.k_row, l.tk, size, vp);
+        let mask = mask.map(|m| &m[n * l.tk..][..l.tk]);
+        for h in hk * l.group()..(hk + 1) * l.group() {
+            for i0 in (0..l.tq).step_by(BLOCK) {
+                let rows = BLOCK.min(l.tq - i0);
+                let end = i0 + rows + offset;
+                let a = Matrix { ptr: q[(n * l.tq + i0) * l.q_row + h * size..].as_ptr(), row: l.q_row, col: 1 };
+                let o = out.at((n * l.tq + i0) * o_row + h * size);
+                // SAFETY: the operands are inside their slices by the lengths asserted above, the scratch has the sizes noted; o's
+                // rows of this head belong to this task.
+                unsafe {
+                    multiply([rows, end.next_multiple_of(LANES), size], a, kt.as_ptr(), width, s.as_mut_ptr(), width, false);
+                    let mut inverse = [0.0; BLOCK];
+                    for i in 0..rows {
+                        let (sum, log) = softmax(&mut s[i * width..][..width], i0 + i + offset + 1, end, mask, scale);
+                        inverse[i] = if sum > 0.0 { 1.0 / sum } else { 0.0 };
+                        if let Some(lse) = lse_out {
+                            *lse.at((n * query + h) * l.tq + i0 + i) = log;
+                        }
+                    }
+                    let p = Matrix { ptr: s.as_ptr(), row: width, col: 1 };
+                    multiply([rows, size, end], p, vp.as_ptr(), size, o, o_row, false);
+                    for (i, inverse) in inverse[..rows].iter().enumerate() {
+                        for o in std::slice::from_raw_parts_mut(o.add(i * o_row), size) {
+                            *o *= inverse;
+                        }
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// dq, dk and dv, with the rows of q and of k and v. Every element of the heads is written.
+pub(crate) fn backward(
+    [q, k, v]: [&[f32]; 3],
+    mask: Option<&[i32]>,
+    l: Layout,
+    [o, lse, d_o]: [&[f32]; 3],
+    [dq, dk, dv]: [Out; 3],
+) {
+    let Heads { query, size, .. } = l.heads;
+    l.assert_fits(q, k, v, mask);
+    assert!(o.len() == l.n * l.tq * query * size && d_o.len() == o.len() && lse.len() == l.n * query * l.tq);
+    let (o_row, width, offset, scale) = (query * size, l.width(), l.tk - l.tq, l.scale());
+    let dense = l.tk * size;
+    l.each(2 * size * width + 3 * dense + 2 * BLOCK * width, |n, hk, scratch| {
+        let (kt, rest) = scratch.split_at_mut(size * width); // [size, width]
+        let (vt, rest) = rest.split_at_mut(size * width); // [size, width]
+        let (kp, rest) = rest.split_at_mut(dense); // [tk, size]
+        let (dkp, rest) = rest.split_at_mut(dense);
+        let (dvp, rest) = rest.split_at_mut(dense);
+        let (p, ds) = rest.split_at_mut(BLOCK * width); // [BLOCK, width]
+        let at = n * l.tk * l.k_row + hk * size;
+        transpose(&k[at..], l.k_row, l.tk, size, kt, width);
+        transpose(&v[at..], l.k_row, l.tk, size, vt, width);
+        pack(&k[at..], l.k_row, l.tk, size, kp);
+        dkp.fill(0.0);
+        dvp.fill(0.0);
+        let mask = mask.map(|m| &m[n * l.tk..][..l.tk]);
+        for h in hk * l.group()..(hk + 1) * l.group() {
+            for i0 in (0..l.tq).step_by(BLOCK) {
+                let rows = BLOCK.min(l.tq - i0);
+                let end = i0 + rows + offset;
+                let padded = end.next_multiple_of(LANES);
+                let q_at = (n * l.tq + i0) * l.q_row + h * size;
+                let o_at = (n * l.tq + i0) * o_row + h * size;
+                let queries = Matrix { ptr: q[q_at..].as_ptr(), row: l.q_row, col: 1 };
+                let d_out = Matrix { ptr: d_o[o_at..].as_ptr(), row: o_row, col: 1 };
+                let lse = &lse[(n * query + h) * l.tq + i0..][..rows];
+                // SAFETY: as in `forward`; dq's rows of this head belong to this task.
+                unsafe {
+                    multiply([rows, padded, size], queries, kt.as_ptr(), width, p.as_mut_ptr(), width, false);
+                    multiply([rows, padded, size], d_out, vt.as_ptr(), width, ds.as_mut_ptr(), width, false);
+                    for i in 0..rows {
+                        let (o, d_o) = (&o[o_at + i * o_row..][..size], &d_o[o_at + i * o_row..][..size]);
+                        let delta: f32 = o.iter().zip(d_o).map(|(o, d)| o * d).sum();
+                        let (p, ds) = (&mut p[i * width..][..width], &mut ds[i * width..][..width]);
+                        softmax_backward(p, ds, i0 + i + offset + 1, end, mask, scale, lse[i], delta);
+                    }
+                    let of_rows = |m: &[f32]| Matrix { ptr: m.as_ptr(), row: width, col: 1 };
+                    let of_columns = |m: &[f32]| Matrix { ptr: m.as_ptr(), row: 1, col: width };
+                    multiply([rows, size, end], of_rows(ds), kp.as_ptr(), size, dq.at(q_at), l.q_row, false);
+                    multiply([end, size, rows], of_columns(p), d_out.ptr, o_row, dvp.as_mut_ptr(), size, true);
+                    multiply([end, size, rows], of_columns(ds), queries.ptr, l.q_row, dkp.as_mut_ptr(), size, true);
+                }
+            }
+        }
+        for (from, to) in [(&*dkp, dk), (&*dvp, dv)] {
+            for (j, row) in from.chunks_exact(size).enumerate() {
+                // SAFETY: rows of this key head belong to this task, and lie inside the gradient as those of k lie inside k.
+                unsafe { std::slice::from_raw_parts_mut(to.at(at + j * l.k_row), size) }.copy_from_slice(row);
+            }
+        }
+    });
+}
+
+/// `[rows, size]`, rows `stride` apart, to `[size, width]`, the columns from `rows` on zero.
+fn transpose(x: &[f32], stride: usize, rows: usize, size: usize, y: &mut [f32], width: usize) {
+    for j0 in (0..width).step_by(LANES) {
+        let live = LANES.min(rows - j0.min(rows));
+        if live < LANES {
+            for y in y.chunks_exact_mut(width) {
+                y[j0..j0 + LANES].fill(0.0);
+            }
+        }
+        for j in j0..j0 + live {
+            for (d, x) in x[j * stride..][..size].iter().enumerate() {
+                y[d * width + j] = *x;
+            }
+        }
+    }
+}
+
+/// `[rows, size]`, rows `stride` apart, without the gaps.
+fn pack(x: &[f32], stride: usize, rows: usize, size: usize, y: &mut [f32]) {
+    for (j, y) in y.chunks_exact_mut(size).take(rows).enumerate() {
+        y.copy_from_slice(&x[j * stride..][..size]);
+    }
+}
+
+/// Turns a row of scores into e^(scale s - max) for its first `seen` keys, zeros up to `end`; returns their sum and the log-sum-exp,
+/// infinite if no key is visible.
+fn softmax(s: &mut [f32], seen: usize, end: usize, mask: Option<&[i32]>, scale: f32) -> (f32, f32) {
+    let padded = seen.next_multiple_of(LANES);
+    simd(|| {
+        s[seen..padded].fill(f32::NEG_INFINITY);
+        if let Some(mask) = mask {
+            for (s, keep) in s[..seen].iter_mut().zip(mask) {
+                *s = if *keep != 0 { *s } else { f32::NEG_INFINITY };
+            }
+        }
+        let mut most = [f32::NEG_INFINITY; LANES];
+        for s in s[..padded].as_chunks::<LANES>().0 {
+            for (m, s) in most.iter_mut().zip(s) {
+                *m = if *s > *m { *s } else { *m };
+            }
+        }
+        let most = most.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if most == f32::NEG_INFINITY {
+            s[..end].fill(0.0);
+            return (0.0, f32::INFINITY);
+        }
+        let shift = -most * scale;
+        let mut sums = [0.0; LANES];
+        for s in s[..padded].as_chunks_mut::<LANES>().0 {
+            for (sum, s) in sums.iter_mut().zip(s) {
+                *s = math::exp(s.mul_add(scale, shift));
+                *sum += *s;
+            }
+        }
+        // e^x never underflows to zero there: hidden keys are set to it.
+        if let Some(mask) = mask {
+            for (s, keep) in s[..seen].iter_mut().zip(mask) {
+                *s = if *keep != 0 { *s } else { 0.0 };
+            }
+        }
+        s[seen..end.max(padded)].fill(0.0);
+        let sum: f32 = sums.iter().sum();
+        (sum, sum.ln() - shift)
+    })
+}
+
+/// From scores and dP to P = e^(scale s - lse) and dS = scale P (dP - delta).
+fn softmax_backward(
+    s: &mut [f32],
+    dp: &mut [f32],
+    seen: usize,
+    end: usize,
+    mask: Option<&[i32]>,
+    scale: f32,
+    lse: f32,
+    delta: f32,
+) {
+    simd(|| {
+        for (s, dp) in s[..seen].iter_mut().zip(&mut dp[..seen]) {
+            *s = math::exp(s.mul_add(scale, -lse));
+            *dp = *s * (*dp - delta) * scale;
+        }
+        if let Some(mask) = mask {
+            for ((s, dp), keep) in s[..seen].iter_mut().zip(&mut dp[..seen]).zip(mask) {
+                *s = if *keep != 0 { *s } else { 0.0 };
+                *dp = if *keep != 0 { *dp } else { 0.0 };
+            }
+        }
+        s[seen..end].fill(0.0);
+        dp[seen..end].fill(0.0);
+    });
+}
+
+/// c `[m, n]` (+)= a `[m, k]` b `[k, n]`, rows of b and c `b_row` and `c_row` apart.
+///
+/// # Safety
+///
+/// All elements so described must be inside their allocations, and nothing else may touch those of c.
+unsafe fn multiply([m, n, k]: [usize; 3], a: Matrix, b: *const f32, b_row: usize, c: *mut f32, c_row: usize, add: bool) {
+    simd(|| {
+        let mut j = 0;
+        while j < n {
+            let columns = LANES.min(n - j);
+            let mut i = 0;
+            while i < m {
+                // SAFETY: the strip is inside the product that the caller vouches for.
+                unsafe {
+                    let a = Matrix { ptr: a.ptr.add(i * a.row), ..a };
+                    let (b, c) = (b.add(j), c.add(i * c_row + j));
+                    i += match m - i {
+                        6.. => strip::<6>(columns, k, a, b, b_row, c, c_row, add),
+                        4.. => strip::<4>(columns, k, a, b, b_row, c, c_row, add),
+                        2.. => strip::<2>(columns, k, a, b, b_row, c, c_row, add),
+                        _ => strip::<1>(columns, k, a, b, b_row, c, c_row, add),
+                    };
+                }
+            }
+            j += columns;
+        }
+    });
+}
+
+/// R rows of up to [`LANES`] columns, in registers. Returns R.
+///
+/// # Safety
+///
+/// As for [`multiply`].
+#[inline(always)]
+unsafe fn strip<const R: usize>(
+    columns: usize,
+    k: usize,
+    a: Matrix,
+    b: *const f32,
+    b_row: usize,
+    c: *mut f32,
+    c_row: usize,
+    add: bool,
+) -> usize {
+    let mut sums = [[0f32; LANES]; R];
+    // SAFETY: the caller vouches for a's R rows, b's and c's `columns` columns, and k.
+    unsafe {
+        if columns == LANES {
+            for x in 0..k {
+                let b = &*b.add(x * b_row).cast::<[f32; LANES]>();
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let a = *a.ptr.add(r * a.row + x * a.col);
+                    for (sum, b) in sums.iter_mut().zip(b) {
+                        *sum = a.mul_add(*b, *sum);
+                    }
+                }
+            }
+            for (r, sums) in sums.iter().enumerate() {
+                let c = &mut *c.add(r * c_row).cast::<[f32; LANES]>();
+                for (c, sum) in c.iter_mut().zip(sums) {
+                    *c = if add { *c + sum } else { *sum };
+                }
+            }
+        } else {
+            for x in 0..k {
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let a = *a.ptr.add(r * a.row + x * a.col);
+                    for (y, sum) in sums.iter_mut().enumerate().take(columns) {
+                        *sum = a.mul_add(*b.add(x * b_row + y), *sum);
+                    }
+                }
+            }
+            for (r, sums) in sums.iter().enumerate() {
+                for (y, sum) in sums.iter().enumerate().take(columns) {
+                    let c = c.add(r * c_row + y);
+                    *c = if add { *c + sum } else { *sum };
+                }
+            }
+        }
+    }
+    R
+}

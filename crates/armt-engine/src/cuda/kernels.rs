@@ -31,6 +31,7 @@ sources!(
     "activation",
     "assoc",
     "attention",
+    "attention_mma",
     "cast",
     "cross_entropy",
     "dropout",
@@ -47,6 +48,7 @@ sources!(
 
 const FLOATS: &[DType] = &[DType::F32, DType::BF16];
 const F32: &[DType] = &[DType::F32];
+const BF16: &[DType] = &[DType::BF16];
 
 /// Every file with the element types and constants it is used with: what the check without a GPU compiles.
 #[rustfmt::skip]
@@ -56,6 +58,16 @@ pub(super) const VARIANTS: &[(&str, &[DType], Defines<'static>)] = &[
     ("assoc", FLOATS, &[("C_COLUMNS", 16)]),
     ("assoc", FLOATS, &[("C_COLUMNS", 8)]),
     ("attention", FLOATS, &[]),
+    ("attention", FLOATS, &[("C_CHUNKS", 1)]),
+    ("attention", FLOATS, &[("C_CHUNKS", 2)]),
+    ("attention", FLOATS, &[("C_CHUNKS", 4)]),
+    ("attention", FLOATS, &[("C_CHUNKS", 8)]),
+    ("attention_mma", BF16, &[("C_SIZE", 32), ("C_WARPS", 1)]),
+    ("attention_mma", BF16, &[("C_SIZE", 64), ("C_WARPS", 1)]),
+    ("attention_mma", BF16, &[("C_SIZE", 128), ("C_WARPS", 1)]),
+    ("attention_mma", BF16, &[("C_SIZE", 32), ("C_WARPS", 4)]),
+    ("attention_mma", BF16, &[("C_SIZE", 64), ("C_WARPS", 4)]),
+    ("attention_mma", BF16, &[("C_SIZE", 128), ("C_WARPS", 4)]),
     ("cast", F32, &[]),
     ("cross_entropy", FLOATS, &[]),
     ("dropout", FLOATS, &[]),

@@ -28,6 +28,7 @@ mod view;
 pub use activation::{gelu, gelu_erf, relu, sigmoid, silu, swiglu};
 pub use assoc_read::assoc_read;
 pub use assoc_write::{AssocWrite, assoc_write};
+pub use attention::{Heads, attention, attention_cached};
 pub(crate) use binary::{accumulate, sum_of};
 pub use binary::{add, mul, scale, sub};
 pub use cast::cast;
@@ -44,6 +45,7 @@ pub use norm::{layer_norm, rms_norm};
 pub use reduce::{mean, sum, sum_axis};
 pub use slice::narrow;
 pub use softmax::softmax;
+pub use rotary::rotary;
 pub use view::{reshape, rows};
 
 use crate::error::Result;

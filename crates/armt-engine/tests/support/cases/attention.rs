@@ -1,5 +1,125 @@
-use super::super::Case;
+use armt_engine::ops::{self, Heads};
+
+use super::super::{Array, Case, Input, Rng, integers, spread};
+
+/// Keys that are hidden, beside those to come.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Hidden {
+    Nothing,
+    /// Padding on the left: fewer in each sequence, none in the last.
+    Left,
+    /// Every key of the first sequence, and every third of the others.
+    Holes,
+}
+
+fn mask(hidden: Hidden, n: usize, t: usize) -> Option<Input> {
+    let visible = move |i: usize| match hidden {
+        Hidden::Nothing => true,
+        Hidden::Left => i % t >= (n - 1 - i / t) * t.div_ceil(3) / n.max(2) + usize::from(n == 1) * (t / 3),
+        Hidden::Holes => i / t > 0 && i % t % 3 != 1,
+    };
+    (hidden != Hidden::Nothing).then(|| integers(&[n, t], move |i| i32::from(visible(i))))
+}
+
+/// Where a head's rows are in an operand.
+#[derive(Clone, Copy)]
+struct Place {
+    operand: usize,
+    row: usize,
+    first: usize,
+}
+
+fn naive(a: &[Array], places: [Place; 3], mask: Option<&Array>, h: Heads, [n, tq, tk]: [usize; 3]) -> Array {
+    let Heads { query, key, size } = h;
+    let mut o = Array::zeros(&[n, tq, query * size]);
+    let at = |p: Place, row: usize, head: usize| &a[p.operand].data[row * p.row + p.first + head * size..][..size];
+    for (s, head, i) in (0..n).flat_map(|s| (0..query).flat_map(move |head| (0..tq).map(move |i| (s, head, i)))) {
+        let kv = head / (query / key);
+        let q = at(places[0], s * tq + i, head);
+        let seen: Vec<usize> =
+            (0..=i + tk - tq).filter(|j| mask.is_none_or(|m| m.data[s * tk + j] != 0.0)).map(|j| s * tk + j).collect();
+        let dot = |j: &usize| q.iter().zip(at(places[1], *j, kv)).map(|(q, k)| q * k).sum::<f64>() / (size as f64).sqrt();
+        let scores: Vec<f64> = seen.iter().map(dot).collect();
+        let most = scores.iter().copied().fold(f64::MIN, f64::max);
+        let sum: f64 = scores.iter().map(|s| (s - most).exp()).sum();
+        let out = &mut o.data[(s * tq + i) * query * size + head * size..][..size];
+        for (j, score) in seen.iter().zip(&scores) {
+            let p = (score - most).exp() / sum;
+            out.iter_mut().zip(at(places[2], *j, kv)).for_each(|(o, v)| *o += p * v);
+        }
+    }
+    o
+}
+
+fn packed(rng: &mut Rng, n: usize, t: usize, h: Heads, hidden: Hidden) -> Case {
+    let Heads { query, key, size } = h;
+    let row = (query + 2 * key) * size;
+    let mut inputs = vec![spread(rng, &[n, t, row], 1.0)];
+    inputs.extend(mask(hidden, n, t));
+    let place = |first: usize| Place { operand: 0, row, first: first * size };
+    let places = [place(0), place(query), place(query + key)];
+    Case::new(
+        format!("attention {n} x {t}, {query}/{key} heads of {size}, hidden {hidden:?}"),
+        inputs,
+        move |x| ops::attention(&x[0], h, x.get(1)),
+        move |a| naive(a, places, a.get(1), h, [n, t, t]),
+    )
+}
+
+fn cached(rng: &mut Rng, n: usize, tq: usize, tk: usize, h: Heads, hidden: Hidden) -> Case {
+    let (q_row, k_row) = (h.query * h.size, h.key * h.size);
+    let mut inputs = vec![spread(rng, &[n, tq, q_row], 1.0), spread(rng, &[n, tk, k_row], 1.0), spread(rng, &[n, tk, k_row], 1.0)];
+    inputs.extend(mask(hidden, n, tk));
+    let place = |operand: usize, row: usize| Place { operand, row, first: 0 };
+    let places = [place(0, q_row), place(1, k_row), place(2, k_row)];
+    Case::new(
+        format!("attention_cached {n} x {tq} of {tk}, {}/{} heads of {}, hidden {hidden:?}", h.query, h.key, h.size),
+        inputs,
+        move |x| ops::attention_cached(&x[0], &x[1], &x[2], h, x.get(3)),
+        move |a| naive(a, places, a.get(3), h, [n, tq, tk]),
+    )
+}
 
 pub fn cases() -> Vec<Case> {
-    Vec::new()
+    let mut rng = Rng(41);
+    let mut cases = Vec::new();
+    let heads = |query, key, size| Heads { query, key, size };
+    for hidden in [Hidden::Nothing, Hidden::Left, Hidden::Holes] {
+        for (n, t, h) in [
+            (2, 1, heads(2, 2, 3)),
+            (2, 3, heads(1, 1, 1)),
+            (3, 10, heads(4, 4, 32)),
+            (2, 17, heads(4, 2, 16)),
+            (2, 17, heads(2, 1, 33)),
+            (2, 16, heads(2, 2, 64)),
+            (2, 9, heads(2, 1, 128)),
+            (2, 65, heads(2, 1, 32)),
+            (1, 65, heads(1, 1, 100)),
+        ] {
+            cases.push(packed(&mut rng, n, t, h, hidden));
+        }
+        for (n, tq, tk, h) in [
+            (2, 1, 3, heads(2, 1, 16)),
+            (2, 3, 17, heads(2, 2, 5)),
+            (2, 17, 65, heads(4, 2, 32)),
+            (2, 1, 65, heads(2, 1, 64)),
+            (2, 5, 12, heads(2, 1, 32)),
+        ] {
+            cases.push(cached(&mut rng, n, tq, tk, h, hidden));
+        }
+    }
+    // Large enough for several tiles of the tensor-core kernels; few heads, because the differences are taken in plain loops.
+    for (t, h, hidden) in [
+        (130, heads(2, 1, 32), Hidden::Nothing),
+        (130, heads(1, 1, 64), Hidden::Left),
+        (130, heads(2, 1, 128), Hidden::Left),
+        (193, heads(1, 1, 128), Hidden::Nothing),
+        (130, heads(1, 1, 256), Hidden::Nothing),
+        (528, heads(1, 1, 64), Hidden::Nothing),
+    ] {
+        cases.push(packed(&mut rng, 1, t, h, hidden));
+    }
+    cases.push(cached(&mut rng, 1, 70, 200, heads(2, 1, 64), Hidden::Left));
+    cases.push(cached(&mut rng, 1, 130, 160, heads(1, 1, 128), Hidden::Nothing));
+    cases
 }

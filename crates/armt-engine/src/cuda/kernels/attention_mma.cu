@@ -1,0 +1,376 @@
+// Causal attention on tensor cores, bf16 in and out, sums in f32: o_i = sum_j p_ij v_j, p_i = softmax_j(scale q_i . k_j).
+//
+// A warp owns 16 rows (of queries, or in the last kernel of keys); what passes by comes in tiles through two shared-memory buffers, the next
+// one loading while this one is used. The accumulator of one product is, packed to bf16, the left operand of the next (m16n8k16
+// fragments), so probabilities never leave registers. Rows are swizzled in chunks of 16 bytes so that ldmatrix meets no bank twice.
+// Everything is summed in a fixed order. Head size C_SIZE, C_WARPS warps a block; attention.cu is the plain twin.
+constexpr int SIZE = C_SIZE, WARPS = C_WARPS, THREADS = 32 * WARPS, ROWS = 16 * WARPS, CHUNKS = SIZE / 8;
+// Rows of a passing tile, forwards and backwards; fewer backwards, where two accumulators of the largest head take most registers.
+constexpr int FORTH = 16 * WARPS, BACK = WARPS == 1 ? 16 : SIZE == 128 ? 32 : 64;
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+
+extern __shared__ alignas(128) unsigned char shared_bytes[];
+
+// Element offset of a 16-byte chunk in a swizzled tile.
+__device__ __forceinline__ int at(int row, int chunk) {
+    int turn = CHUNKS == 4 ? row >> 1 & 3 : row & 7;
+    return row * SIZE + ((chunk ^ turn) << 3);
+}
+__device__ __forceinline__ u32 address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void ldmatrix(u32 (&r)[4], const bf16* p) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address(p)) : "memory");
+}
+__device__ __forceinline__ void ldmatrix_transposed(u32 (&r)[4], const bf16* p) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address(p)) : "memory");
+}
+__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ u32 pack(float low, float high) {
+    u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+__device__ __forceinline__ float exp2_of(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most N groups of copies are under way.
+template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+// `count` rows of a head to a swizzled tile; rows from `limit` on become zero.
+__device__ __forceinline__ void load(bf16* to, const bf16* from, i64 stride, int first, int count, int limit) {
+    for (int i = threadIdx.x; i < count * CHUNKS; i += THREADS) {
+        int r = i / CHUNKS, chunk = i % CHUNKS, row = first + r;
+        int bytes = row < limit ? 16 : 0;
+        const bf16* source = from + (row < limit ? row : 0) * stride + chunk * 8;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address(to + at(r, chunk))), "l"(source), "r"(bytes) : "memory");
+    }
+}
+// `count` floats; those from `limit` on become zero.
+__device__ __forceinline__ void load_floats(float* to, const float* from, int first, int count, int limit) {
+    for (int i = threadIdx.x; i < count; i += THREADS) {
+        int bytes = first + i < limit ? 4 : 0;
+        const float* source = from + (first + i < limit ? first + i : 0);
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address(to + i)), "l"(source), "r"(bytes) : "memory");
+    }
+}
+
+template <int N> __device__ __forceinline__ void clear(float (&x)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) x[n][e] = 0.f;
+}
+
+// s [16, N] = own 16 rows times the tile's rows, transposed. Groups of 16 tile rows outside [from, to) are left zero.
+template <int N>
+__device__ __forceinline__ void scores(float (&s)[N / 8][4], const bf16* own, int own_row, const bf16* tile, int from, int to) {
+    int lane = threadIdx.x % 32;
+    clear(s);
+#pragma unroll
+    for (int d = 0; d < SIZE / 16; d++) {
+        u32 a[4];
+        ldmatrix(a, own + at(own_row + lane % 16, d * 2 + lane / 16));
+#pragma unroll
+        for (int g = 0; g < N / 16; g++)
+            if (g >= from && g < to) {
+                u32 b[4];
+                ldmatrix(b, tile + at(g * 16 + lane / 16 * 8 + lane % 8, d * 2 + (lane / 8 & 1)));
+                mma(s[2 * g], a, b[0], b[1]);
+                mma(s[2 * g + 1], a, b[2], b[3]);
+            }
+    }
+}
+
+// sum [16, SIZE] += weights [16, N] times the tile's N rows, for the same groups.
+template <int N>
+__device__ __forceinline__ void add_weighted(float (&sum)[CHUNKS][4], const u32 (&weights)[N / 16][4], const bf16* tile, int from, int to) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int g = 0; g < N / 16; g++)
+        if (g >= from && g < to)
+#pragma unroll
+            for (int c = 0; c < CHUNKS; c += 2) {
+                u32 b[4];
+                ldmatrix_transposed(b, tile + at(g * 16 + (lane / 8 & 1) * 8 + lane % 8, c + lane / 16));
+                mma(sum[c], weights[g], b[0], b[1]);
+                mma(sum[c + 1], weights[g], b[2], b[3]);
+            }
+}
+
+// An accumulator as a left operand.
+template <int N> __device__ __forceinline__ void to_operand(u32 (&a)[N / 16][4], const float (&x)[N / 8][4]) {
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) a[n / 2][(n & 1) * 2 + half] = pack(x[n][2 * half], x[n][2 * half + 1]);
+}
+
+// The warp's 16 rows of a result, times a factor for each half, through its own rows of a tile that it no longer needs.
+__device__ __forceinline__ void store(bf16* to, i64 stride, int first, int limit, bf16* tile, int own_row, const float (&sum)[CHUNKS][4],
+                                      float low, float high) {
+    int lane = threadIdx.x % 32, row = own_row + lane / 4;
+    __syncwarp();
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        *(u32*)(tile + at(row, c) + lane % 4 * 2) = pack(sum[c][0] * low, sum[c][1] * low);
+        *(u32*)(tile + at(row + 8, c) + lane % 4 * 2) = pack(sum[c][2] * high, sum[c][3] * high);
+    }
+    __syncwarp();
+    for (int i = lane; i < 16 * CHUNKS; i += 32) {
+        int r = i / CHUNKS, chunk = i % CHUNKS;
+        if (first + r < limit) *(uint4*)(to + (first + r) * stride + chunk * 8) = *(const uint4*)(tile + at(own_row + r, chunk));
+    }
+}
+
+// Groups of 16 among a tile's rows from `first` on that are at most `last`, of N rows.
+template <int N> __device__ __forceinline__ int groups_until(int first, int last) {
+    return last < first ? 0 : min(N / 16, (last - first) / 16 + 1);
+}
+
+// o [n, tq, heads, SIZE], lse [n, heads, tq] (may be null). Keys up to row + tk - tq are visible, if the mask [n, tk] (may be null) says so.
+extern "C" __global__ void __launch_bounds__(THREADS)
+attention_forward(const bf16* q, const bf16* k, const bf16* v, const int* mask, bf16* o, float* lse, i64 q_row, i64 k_row, int heads,
+                  int group, int tq, int tk, int size, float scale) {
+    bf16 *qs = (bf16*)shared_bytes, *ks = qs + ROWS * SIZE, *vs = ks + 2 * FORTH * SIZE;
+    int tiles = (tq + ROWS - 1) / ROWS, all = gridDim.x / tiles, lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16;
+    // The last tiles have the most keys: they start first.
+    int tile = tiles - 1 - blockIdx.x / all, head = blockIdx.x % all, h = head % heads, offset = tk - tq;
+    i64 n = head / heads;
+    q += n * tq * q_row + h * SIZE;
+    k += n * tk * k_row + h / group * SIZE;
+    v += n * tk * k_row + h / group * SIZE;
+    if (mask) mask += n * tk;
+    int first = tile * ROWS + own, end = min(tk, tile * ROWS + ROWS + offset), passes = (end + FORTH - 1) / FORTH;
+    load(qs, q, q_row, tile * ROWS, ROWS, tq);
+    load(ks, k, k_row, 0, FORTH, tk);
+    load(vs, v, k_row, 0, FORTH, tk);
+    commit();
+    const float none = __int_as_float(0xff800000), turn = scale * LOG2_E;
+    float sum[CHUNKS][4], most[2] = {none, none}, total[2] = {0.f, 0.f};
+    clear(sum);
+    for (int pass = 0; pass < passes; pass++) {
+        int j0 = pass * FORTH, buffer = (pass & 1) * FORTH * SIZE;
+        if (pass + 1 < passes) {
+            int other = FORTH * SIZE - buffer;
+            load(ks + other, k, k_row, j0 + FORTH, FORTH, tk);
+            load(vs + other, v, k_row, j0 + FORTH, FORTH, tk);
+            commit();
+            wait<1>();
+        } else {
+            wait<0>();
+        }
+        __syncthreads();
+        int live = first < tq ? groups_until<FORTH>(j0, first + 15 + offset) : 0;
+        if (live > 0) {
+            float s[FORTH / 8][4];
+            scores<FORTH>(s, qs, own, ks + buffer, 0, live);
+            if (mask || j0 + FORTH - 1 > first + offset || j0 + FORTH > tk) {
+#pragma unroll
+                for (int c = 0; c < FORTH / 8; c++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        int key = j0 + c * 8 + lane % 4 * 2 + e, last = first + lane / 4 + offset;
+                        bool visible = key < tk && (!mask || mask[key]);
+                        if (!visible || key > last) s[c][e] = none;
+                        if (!visible || key > last + 8) s[c][2 + e] = none;
+                    }
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float m = most[half];
+#pragma unroll
+                for (int c = 0; c < FORTH / 8; c++) m = fmaxf(m, fmaxf(s[c][2 * half], s[c][2 * half + 1]));
+                m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+                m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+                float shift = m == none ? 0.f : m * turn, keep = exp2_of(most[half] * turn - shift), add = 0.f;
+                most[half] = m;
+#pragma unroll
+                for (int c = 0; c < FORTH / 8; c++)
+#pragma unroll
+                    for (int e = 2 * half; e < 2 * half + 2; e++) {
+                        s[c][e] = exp2_of(s[c][e] * turn - shift);
+                        add += s[c][e];
+                    }
+                total[half] = total[half] * keep + add;
+#pragma unroll
+                for (int c = 0; c < CHUNKS; c++) {
+                    sum[c][2 * half] *= keep;
+                    sum[c][2 * half + 1] *= keep;
+                }
+            }
+            u32 p[FORTH / 16][4];
+            to_operand<FORTH>(p, s);
+            add_weighted<FORTH>(sum, p, vs + buffer, 0, live);
+        }
+        __syncthreads();
+    }
+    float inverse[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float x = total[half];
+        x += __shfl_xor_sync(~0u, x, 1);
+        x += __shfl_xor_sync(~0u, x, 2);
+        inverse[half] = x > 0.f ? 1.f / x : 0.f;
+        int row = first + lane / 4 + half * 8;
+        // Infinite where nothing is visible: probabilities computed from it are zero.
+        if (lse && lane % 4 == 0 && row < tq)
+            lse[(i64)head * tq + row] = x > 0.f ? most[half] * scale + log2f(x) * LN_2 : __int_as_float(0x7f800000);
+    }
+    store(o + n * tq * heads * SIZE + h * SIZE, (i64)heads * SIZE, first, tq, qs, own, sum, inverse[0], inverse[1]);
+}
+
+// dq_i = scale sum_j ds_ij k_j, ds_ij = p_ij (do_i . v_j - delta_i)
+extern "C" __global__ void __launch_bounds__(THREADS)
+attention_backward_q(const bf16* q, const bf16* k, const bf16* v, const int* mask, const bf16* d_o, const float* lse, const float* delta,
+                     bf16* dq, i64 q_row, i64 k_row, int heads, int group, int tq, int tk, int size, float scale) {
+    bf16 *qs = (bf16*)shared_bytes, *gs = qs + ROWS * SIZE, *ks = gs + ROWS * SIZE, *vs = ks + 2 * BACK * SIZE;
+    int tiles = (tq + ROWS - 1) / ROWS, all = gridDim.x / tiles, lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16;
+    int tile = tiles - 1 - blockIdx.x / all, head = blockIdx.x % all, h = head % heads, offset = tk - tq;
+    i64 n = head / heads, o_row = (i64)heads * SIZE;
+    q += n * tq * q_row + h * SIZE;
+    dq += n * tq * q_row + h * SIZE;
+    d_o += n * tq * o_row + h * SIZE;
+    k += n * tk * k_row + h / group * SIZE;
+    v += n * tk * k_row + h / group * SIZE;
+    if (mask) mask += n * tk;
+    int first = tile * ROWS + own, end = min(tk, tile * ROWS + ROWS + offset), passes = (end + BACK - 1) / BACK;
+    load(qs, q, q_row, tile * ROWS, ROWS, tq);
+    load(gs, d_o, o_row, tile * ROWS, ROWS, tq);
+    load(ks, k, k_row, 0, BACK, tk);
+    load(vs, v, k_row, 0, BACK, tk);
+    commit();
+    const float turn = scale * LOG2_E;
+    float sum[CHUNKS][4], l[2], dl[2];
+    clear(sum);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row = first + lane / 4 + half * 8;
+        l[half] = row < tq ? lse[(i64)head * tq + row] * LOG2_E : 0.f;
+        dl[half] = row < tq ? delta[(i64)head * tq + row] : 0.f;
+    }
+    for (int pass = 0; pass < passes; pass++) {
+        int j0 = pass * BACK, buffer = (pass & 1) * BACK * SIZE;
+        if (pass + 1 < passes) {
+            int other = BACK * SIZE - buffer;
+            load(ks + other, k, k_row, j0 + BACK, BACK, tk);
+            load(vs + other, v, k_row, j0 + BACK, BACK, tk);
+            commit();
+            wait<1>();
+        } else {
+            wait<0>();
+        }
+        __syncthreads();
+        int live = first < tq ? groups_until<BACK>(j0, first + 15 + offset) : 0;
+        if (live > 0) {
+            float s[BACK / 8][4], dp[BACK / 8][4];
+            scores<BACK>(s, qs, own, ks + buffer, 0, live);
+            scores<BACK>(dp, gs, own, vs + buffer, 0, live);
+            bool all_visible = !mask && j0 + BACK - 1 <= first + offset && j0 + BACK <= tk;
+#pragma unroll
+            for (int c = 0; c < BACK / 8; c++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    int key = j0 + c * 8 + lane % 4 * 2 + e, last = first + lane / 4 + offset;
+                    bool visible = all_visible || (key < tk && (!mask || mask[key]));
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        float p = exp2_of(s[c][2 * half + e] * turn - l[half]);
+                        float ds = p * (dp[c][2 * half + e] - dl[half]);
+                        s[c][2 * half + e] = visible && (all_visible || key <= last + half * 8) ? ds : 0.f;
+                    }
+                }
+            u32 ds[BACK / 16][4];
+            to_operand<BACK>(ds, s);
+            add_weighted<BACK>(sum, ds, ks + buffer, 0, live);
+        }
+        __syncthreads();
+    }
+    store(dq, q_row, first, tq, qs, own, sum, scale, scale);
+}
+
+// dv_j = sum_i p_ij do_i and dk_j = scale sum_i ds_ij q_i, over the rows of all query heads of the group, in order. Scores are computed
+// transposed, keys down and queries across.
+extern "C" __global__ void __launch_bounds__(THREADS)
+attention_backward_kv(const bf16* q, const bf16* k, const bf16* v, const int* mask, const bf16* d_o, const float* lse, const float* delta,
+                      bf16* dk, bf16* dv, i64 q_row, i64 k_row, int heads, int group, int tq, int tk, int size, float scale) {
+    bf16 *ks = (bf16*)shared_bytes, *vs = ks + ROWS * SIZE, *qs = vs + ROWS * SIZE, *gs = qs + 2 * BACK * SIZE;
+    float *ls = (float*)(gs + 2 * BACK * SIZE), *dls = ls + 2 * BACK;
+    int tiles = (tk + ROWS - 1) / ROWS, all = gridDim.x / tiles, lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16;
+    // The first tiles are seen by the most rows: they start first.
+    int tile = blockIdx.x / all, head = blockIdx.x % all, key_heads = heads / group, hk = head % key_heads, offset = tk - tq;
+    i64 n = head / key_heads, o_row = (i64)heads * SIZE, base = n * tk * k_row + hk * SIZE;
+    q += n * tq * q_row;
+    d_o += n * tq * o_row;
+    if (mask) mask += n * tk;
+    int first = tile * ROWS + own;
+    // Passing tiles start at the first row that sees any of the block's keys, for each head of the group in turn.
+    int from = max(0, tile * ROWS - offset) / BACK * BACK, each = from < tq ? (tq - from + BACK - 1) / BACK : 0, passes = each * group;
+    auto load_pass = [&](int pass) {
+        int h = hk * group + pass / each, i0 = from + pass % each * BACK, buffer = pass & 1;
+        i64 rows = (n * heads + h) * tq;
+        load(qs + buffer * BACK * SIZE, q + h * SIZE, q_row, i0, BACK, tq);
+        load(gs + buffer * BACK * SIZE, d_o + h * SIZE, o_row, i0, BACK, tq);
+        load_floats(ls + buffer * BACK, lse + rows, i0, BACK, tq);
+        load_floats(dls + buffer * BACK, delta + rows, i0, BACK, tq);
+        commit();
+    };
+    load(ks, k + base, k_row, tile * ROWS, ROWS, tk);
+    load(vs, v + base, k_row, tile * ROWS, ROWS, tk);
+    if (passes > 0) load_pass(0);
+    const float turn = scale * LOG2_E;
+    bool visible[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int key = first + lane / 4 + half * 8;
+        visible[half] = key < tk && (!mask || mask[key]);
+    }
+    float sum_k[CHUNKS][4], sum_v[CHUNKS][4];
+    clear(sum_k);
+    clear(sum_v);
+    for (int pass = 0; pass < passes; pass++) {
+        int i0 = from + pass % each * BACK, buffer = pass & 1;
+        if (pass + 1 < passes) {
+            load_pass(pass + 1);
+            wait<1>();
+        } else {
+            wait<0>();
+        }
+        __syncthreads();
+        // Groups of 16 rows before the warp's first key see none of its keys.
+        int dead = min(BACK / 16, max(0, first - offset - i0) / 16), live = groups_until<BACK>(i0, tq - 1);
+        if (first < tk && dead < live) {
+            const bf16 *qt = qs + buffer * BACK * SIZE, *gt = gs + buffer * BACK * SIZE;
+            const float *lt = ls + buffer * BACK, *dlt = dls + buffer * BACK;
+            float s[BACK / 8][4], dp[BACK / 8][4];
+            scores<BACK>(s, ks, own, qt, dead, live);
+            scores<BACK>(dp, vs, own, gt, dead, live);
+#pragma unroll
+            for (int c = 0; c < BACK / 8; c++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    int within = c * 8 + lane % 4 * 2 + e, i = i0 + within;
+                    float l = lt[within] * LOG2_E, dl = dlt[within];
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        bool seen = visible[half] && i < tq && first + lane / 4 + half * 8 <= i + offset;
+                        float p = seen ? exp2_of(s[c][2 * half + e] * turn - l) : 0.f;
+                        s[c][2 * half + e] = p;
+                        dp[c][2 * half + e] = p * (dp[c][2 * half + e] - dl);
+                    }
+                }
+            u32 weights[BACK / 16][4];
+            to_operand<BACK>(weights, s);
+            add_weighted<BACK>(sum_v, weights, gt, dead, live);
+            to_operand<BACK>(weights, dp);
+            add_weighted<BACK>(sum_k, weights, qt, dead, live);
+        }
+        __syncthreads();
+    }
+    wait<0>();
+    __syncthreads();
+    store(dk + base, k_row, first, tk, ks, own, sum_k, scale, scale);
+    store(dv + base, k_row, first, tk, vs, own, sum_v, 1.f, 1.f);
+}
