@@ -57,7 +57,6 @@ pub(super) const VARIANTS: &[(&str, &[DType], Defines<'static>)] = &[
     ("assoc", FLOATS, &[]),
     ("assoc", FLOATS, &[("C_COLUMNS", 16)]),
     ("assoc", FLOATS, &[("C_COLUMNS", 8)]),
-    ("attention", FLOATS, &[]),
     ("attention", FLOATS, &[("C_CHUNKS", 1)]),
     ("attention", FLOATS, &[("C_CHUNKS", 2)]),
     ("attention", FLOATS, &[("C_CHUNKS", 4)]),

@@ -43,9 +43,9 @@ pub(crate) use matmul::Sizes;
 pub use matmul::{Activation, Linear, linear, matmul, matmul_nt, matmul_tn};
 pub use norm::{layer_norm, rms_norm};
 pub use reduce::{mean, sum, sum_axis};
+pub use rotary::rotary;
 pub use slice::narrow;
 pub use softmax::softmax;
-pub use rotary::rotary;
 pub use view::{reshape, rows};
 
 use crate::error::Result;
