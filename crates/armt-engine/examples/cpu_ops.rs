@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use armt_engine::ops::{self, Linear};
+use armt_engine::ops::{self, Heads, Linear};
 use armt_engine::{Device, Result, Tape, Tensor};
 
 /// Median of several rounds, each long enough to time.
@@ -87,6 +87,22 @@ fn main() -> Result<()> {
         time(&format!("relu_{size}"), || ops::relu(&x).map(|_| ()))?;
         both(&format!("gelu_both_{size}"), &[&x], |t| ops::gelu(&t[0]))?;
         time(&format!("sum_{size}"), || ops::sum_axis(&x, 0).map(|_| ()))?;
+    }
+    for shape in [[272, 256], [1632, 256], [640, 128], [2560, 128]] {
+        let (x, gain, bias) = (random(&shape)?, random(&shape[1..])?, random(&shape[1..])?);
+        let size = format!("{}x{}", shape[0], shape[1]);
+        time(&format!("layer_norm_{size}"), || ops::layer_norm(&x, &gain, &bias, 1e-5).map(|_| ()))?;
+        time(&format!("rms_norm_{size}"), || ops::rms_norm(&x, &gain, 1e-5).map(|_| ()))?;
+        time(&format!("softmax_{size}"), || ops::softmax(&x).map(|_| ()))?;
+        both(&format!("layer_norm_both_{size}"), &[&x, &gain, &bias], |t| ops::layer_norm(&t[0], &t[1], &t[2], 1e-5))?;
+        both(&format!("rms_norm_both_{size}"), &[&x, &gain], |t| ops::rms_norm(&t[0], &t[1], 1e-5))?;
+        both(&format!("softmax_both_{size}"), &[&x], |t| ops::softmax(&t[0]))?;
+    }
+    for [n, h, t, size] in [[6, 8, 272, 32], [1, 8, 272, 32], [256, 4, 10, 32]] {
+        let heads = Heads { query: h, key: h, size };
+        let qkv = random(&[n, t, 3 * h * size])?;
+        time(&format!("attention_{n}x{h}x{t}x{size}"), || ops::attention(&qkv, heads, None).map(|_| ()))?;
+        both(&format!("attention_both_{n}x{h}x{t}x{size}"), &[&qkv], |t| ops::attention(&t[0], heads, None))?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 
 use rayon::prelude::*;
 
-use super::{math, par_rows, simd};
+use super::{math, par_rows};
 
 /// Added to z . phi and to |phi|^2, as the published code does.
 pub(crate) const EPSILON: f32 = 1e-5;
@@ -138,7 +138,7 @@ pub(crate) fn dpfp(x: &[f32], phi: &mut [f32], dm: usize, nu: usize) {
     let dk = 2 * nu * dm;
     par_rows(phi, dk, 2 * dk, |first, phi| {
         with_scratch([2 * dm], |[r]| {
-            simd(|| {
+            simd!({
                 for (phi, x) in phi.chunks_exact_mut(dk).zip(x[first * dm..].chunks_exact(dm)) {
                     features(x, r, phi);
                 }
@@ -153,7 +153,7 @@ pub(crate) fn dpfp_backward(x: &[f32], dphi: &[f32], dx: &mut [f32], dm: usize, 
     par_rows(dx, dm, 4 * dk, |first, dx| {
         let rows = dx.chunks_exact_mut(dm).zip(x[first * dm..].chunks_exact(dm)).zip(dphi[first * dk..].chunks_exact(dk));
         with_scratch([2 * dm, 2 * dm], |[r, dr]| {
-            simd(|| {
+            simd!({
                 for ((dx, x), dphi) in rows {
                     features_backward(x, dphi, r, dr, dx);
                 }
@@ -167,7 +167,7 @@ pub(crate) fn read_features(q: &[f32], z: &[f32], qn: &mut [f32], t: usize, dm: 
     let dk = 2 * nu * dm;
     par_rows(qn, dk, 4 * dk, |first, qn| {
         with_scratch([2 * dm], |[r]| {
-            simd(|| {
+            simd!({
                 for (i, (qn, q)) in qn.chunks_exact_mut(dk).zip(q[first * dm..].chunks_exact(dm)).enumerate() {
                     features(q, r, qn);
                     let scale = 1.0 / (dot(&z[(first + i) / t * dk..][..dk], qn) + EPSILON);
@@ -195,7 +195,7 @@ pub(crate) fn read_backward(
     dq.par_chunks_mut(t * dm).zip(dz.par_chunks_mut(dk)).enumerate().for_each(|(n, (dq, dz))| {
         let (q, z, dqn) = (&q[n * t * dm..][..t * dm], &z[n * dk..][..dk], &dqn[n * t * dk..][..t * dk]);
         with_scratch([2 * dm, 2 * dm, dk, dk], |[r, dr, phi, dphi]| {
-            simd(|| {
+            simd!({
                 if !accumulate {
                     dz.fill(0.0);
                 }
@@ -279,7 +279,7 @@ pub(crate) fn write(w: &WriteInputs<'_>, a_new: &mut [f32], z_new: &mut [f32]) {
     a_new.par_chunks_mut(dk * d).zip(z_new.par_chunks_mut(dk)).enumerate().for_each(|(n, (a_new, z_new))| {
         let w = w.memory(n);
         with_scratch([2 * dm, m * dk, m, m, m * d], |[r, phi, den, gamma, dv]| {
-            simd(|| {
+            simd!({
                 w.keys(r, phi, den, gamma);
                 recall(w.a, phi, dv, dk, d);
                 for (i, (dv, v)) in dv.chunks_exact_mut(d).zip(w.v.chunks_exact(d)).enumerate() {
@@ -322,7 +322,7 @@ pub(crate) fn write_backward(w: &WriteInputs<'_>, g: &[f32], h: &[f32], out: Wri
         let (g, h) = (&g[n * dk * d..][..dk * d], &h[n * dk..][..dk]);
         let lengths = [2 * dm, 2 * dm, m * dk, m, m, m, m * d, m * d, dk];
         with_scratch(lengths, |[r, dr, phi, den, gamma, dden, dv, dw, dphi]| {
-            simd(|| {
+            simd!({
                 w.keys(r, phi, den, gamma);
                 recall(w.a, phi, dv, dk, d); // w_i = A^T phi_i, for now
                 recall(g, phi, dw, dk, d); // e_i = G^T phi_i, for now

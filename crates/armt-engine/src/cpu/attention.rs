@@ -8,7 +8,7 @@ use std::cell::RefCell;
 
 use rayon::prelude::*;
 
-use super::{math, simd};
+use super::math;
 use crate::ops::Heads;
 
 /// Query rows of a block.
@@ -236,7 +236,7 @@ fn pack(x: &[f32], stride: usize, rows: usize, size: usize, y: &mut [f32]) {
 /// infinite if no key is visible.
 fn softmax(s: &mut [f32], seen: usize, end: usize, mask: Option<&[i32]>, scale: f32) -> (f32, f32) {
     let padded = seen.next_multiple_of(LANES);
-    simd(|| {
+    simd!({
         s[seen..padded].fill(f32::NEG_INFINITY);
         if let Some(mask) = mask {
             for (s, keep) in s[..seen].iter_mut().zip(mask) {
@@ -285,7 +285,7 @@ fn softmax_backward(
     lse: f32,
     delta: f32,
 ) {
-    simd(|| {
+    simd!({
         for (s, dp) in s[..seen].iter_mut().zip(&mut dp[..seen]) {
             *s = math::exp(s.mul_add(scale, -lse));
             *dp = *s * (*dp - delta) * scale;
@@ -307,7 +307,7 @@ fn softmax_backward(
 ///
 /// All elements so described must be inside their allocations, and nothing else may touch those of c.
 unsafe fn multiply([m, n, k]: [usize; 3], a: Matrix, b: *const f32, b_row: usize, c: *mut f32, c_row: usize, add: bool) {
-    simd(|| {
+    simd!({
         let mut j = 0;
         while j < n {
             let columns = LANES.min(n - j);

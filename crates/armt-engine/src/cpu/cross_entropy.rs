@@ -1,6 +1,6 @@
 //! Rows of logits: log-sum-exp, gradient, index of the largest.
 
-use super::{math, par_rows, simd};
+use super::{math, par_rows};
 
 /// The largest of a slice, in sixteen interleaved parts. NaN is passed over.
 #[inline(always)]
@@ -36,7 +36,7 @@ pub(crate) fn row_log_sums(logits: &[f32], targets: &[i32], lse: &mut [f32], cla
     par_rows(lse, 1, 4 * classes, |first, lse| {
         for (i, lse) in lse.iter_mut().enumerate() {
             let row = &logits[(first + i) * classes..][..classes];
-            *lse = if targets[first + i] < 0 { 0.0 } else { simd(|| log_sum_exp(row)) };
+            *lse = if targets[first + i] < 0 { 0.0 } else { simd!(log_sum_exp(row)) };
         }
     });
 }
@@ -71,7 +71,7 @@ pub(crate) fn gradient(logits: Option<&[f32]>, targets: &[i32], lse: &[f32], sca
                 dx.copy_from_slice(&logits[row * classes..][..classes]);
             }
             let lse = lse[row];
-            simd(|| dx.iter_mut().for_each(|x| *x = math::exp(*x - lse) * scale));
+            simd!(dx.iter_mut().for_each(|x| *x = math::exp(*x - lse) * scale));
             dx[target] -= scale;
         }
     });
@@ -82,7 +82,7 @@ pub(crate) fn argmax(x: &[f32], y: &mut [i32], length: usize) {
     par_rows(y, 1, length, |first, y| {
         for (i, y) in y.iter_mut().enumerate() {
             let row = &x[(first + i) * length..][..length];
-            let m = simd(|| largest(row));
+            let m = simd!(largest(row));
             *y = row.iter().position(|&x| x == m).unwrap_or(0) as i32;
         }
     });

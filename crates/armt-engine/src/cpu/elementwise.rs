@@ -2,13 +2,13 @@
 
 use half::bf16;
 
-use super::{par_rows, simd};
+use super::par_rows;
 
 /// y = f(x).
 pub(crate) fn map<X: Copy + Sync, Y: Send>(x: &[X], y: &mut [Y], f: impl Fn(X) -> Y + Sync) {
     par_rows(y, 1, 1, |first, y| {
         let x = &x[first..first + y.len()];
-        simd(|| {
+        simd!({
             for (y, x) in y.iter_mut().zip(x) {
                 *y = f(*x);
             }
@@ -20,7 +20,7 @@ pub(crate) fn map<X: Copy + Sync, Y: Send>(x: &[X], y: &mut [Y], f: impl Fn(X) -
 pub(crate) fn update<X: Copy + Sync, Y: Copy + Send>(y: &mut [Y], x: &[X], f: impl Fn(Y, X) -> Y + Sync) {
     par_rows(y, 1, 1, |first, y| {
         let x = &x[first..first + y.len()];
-        simd(|| {
+        simd!({
             for (y, x) in y.iter_mut().zip(x) {
                 *y = f(*y, *x);
             }
@@ -32,7 +32,7 @@ pub(crate) fn update<X: Copy + Sync, Y: Copy + Send>(y: &mut [Y], x: &[X], f: im
 pub(crate) fn zip(x: &[f32], y: &[f32], z: &mut [f32], f: impl Fn(f32, f32) -> f32 + Sync) {
     par_rows(z, 1, 1, |first, z| {
         let (x, y) = (&x[first..first + z.len()], &y[first..first + z.len()]);
-        simd(|| {
+        simd!({
             for ((z, x), y) in z.iter_mut().zip(x).zip(y) {
                 *z = f(*x, *y);
             }
@@ -65,10 +65,10 @@ pub(crate) fn zip_spread(x: &[f32], y: &[f32], z: &mut [f32], s: Spread, f: impl
             let at = row / middle * s.strides[0] + row % middle * s.strides[1];
             if s.strides[2] == 0 {
                 let y = y[at];
-                simd(|| z.iter_mut().zip(x).for_each(|(z, x)| *z = f(*x, y)));
+                simd!(z.iter_mut().zip(x).for_each(|(z, x)| *z = f(*x, y)));
             } else {
                 let y = &y[at..at + inner];
-                simd(|| z.iter_mut().zip(x).zip(y).for_each(|((z, x), y)| *z = f(*x, *y)));
+                simd!(z.iter_mut().zip(x).zip(y).for_each(|((z, x), y)| *z = f(*x, *y)));
             }
         }
     });

@@ -1,6 +1,6 @@
 //! Rows of a table, and sums of rows into one.
 
-use super::{par_rows, simd};
+use super::par_rows;
 
 /// The first of `ids` that is not in `lowest..count`, with its position.
 pub(crate) fn outside(ids: &[i32], lowest: i32, count: usize) -> Option<(usize, i32)> {
@@ -24,7 +24,7 @@ pub(crate) fn scatter(dy: &[f32], ids: &[i32], table: &mut [f32], d: usize) {
     let cost = dy.len().div_ceil(table.len() / d) + d;
     par_rows(table, d, cost, |first, rows| {
         let own = first..first + rows.len() / d;
-        simd(|| {
+        simd!({
             for (&id, dy) in ids.iter().zip(dy.chunks_exact(d)) {
                 if own.contains(&(id as usize)) {
                     let row = &mut rows[(id as usize - first) * d..][..d];

@@ -6,7 +6,7 @@
 use gemm::Parallelism;
 use rayon::prelude::*;
 
-use super::{math, simd};
+use super::math;
 use crate::ops::Sizes;
 
 /// Products below this many multiplications stay on one thread.
@@ -124,7 +124,7 @@ fn gcd(a: usize, b: usize) -> usize {
 
 /// Rows of `n`: add a bias, apply GELU, add a residual.
 pub(crate) fn epilogue(y: &mut [f32], n: usize, bias: Option<&[f32]>, residual: Option<&[f32]>, gelu: bool) {
-    simd(|| {
+    simd!({
         if let Some(bias) = bias {
             for row in y.chunks_exact_mut(n) {
                 for (y, b) in row.iter_mut().zip(bias) {

@@ -1,9 +1,21 @@
 //! Kernels on the CPU: plain loops over slices, on all threads, compiled for the widest vectors that the processor has.
 //!
-//! [`simd`] compiles a loop once for each instruction set and picks at run time, so that one binary runs everywhere. Loops are written
+//! `simd!` compiles a loop once for each instruction set and picks at run time, so that one binary runs everywhere. Loops are written
 //! so that the compiler vectorises them: slices of equal length, no branches, `mul_add`. [`par_rows`] spreads rows over rayon's threads
 //! when there is enough work to pay for it. Every output element is computed by one thread in a fixed order: results do not depend on
 //! the number of threads.
+
+/// Runs an expression compiled for the processor at hand. A macro, because the code must be inlined into the function that is
+/// compiled for the instruction set: left outside, it would neither use its vectors nor its fused multiplication.
+macro_rules! simd {
+    ($body:expr) => {
+        $crate::cpu::dispatch(
+            #[inline(always)]
+            || $body,
+        )
+    };
+}
+pub(crate) use simd;
 
 pub(crate) mod assoc;
 pub(crate) mod attention;
@@ -53,14 +65,15 @@ impl Default for CpuReport {
     }
 }
 
-fn arch() -> pulp::Arch {
+/// The widest instruction set that the processor has.
+pub(crate) fn arch() -> pulp::Arch {
     static ARCH: OnceLock<pulp::Arch> = OnceLock::new();
     *ARCH.get_or_init(pulp::Arch::new)
 }
 
-/// Runs a loop compiled for the processor at hand.
+/// Calls a function compiled for the processor at hand; see `simd!`.
 #[inline(always)]
-pub(crate) fn simd<R>(f: impl FnOnce() -> R) -> R {
+pub(crate) fn dispatch<R>(f: impl FnOnce() -> R) -> R {
     arch().dispatch(f)
 }
 

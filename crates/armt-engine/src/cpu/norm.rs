@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::{GRAIN, par_rows, simd};
+use super::{GRAIN, par_rows};
 
 /// What is normalised, and how.
 #[derive(Clone, Copy, Debug)]
@@ -64,28 +64,25 @@ pub(crate) fn forward(x: &[f32], gain: &[f32], bias: Option<&[f32]>, y: &mut [f3
     let Norm { m, d, .. } = norm;
     par_rows(y, d, 4 * d, |first, y| {
         let x = &x[first * d..first * d + y.len()];
-        simd(
-            #[inline(always)]
-            || {
-                for (i, (y, x)) in y.chunks_exact_mut(d).zip(x.chunks_exact(d)).enumerate() {
-                    let at = (first + i) / m * d;
-                    let gain = &gain[at..at + d];
-                    let (mean, scale) = statistics(x, norm);
-                    match bias {
-                        Some(bias) => {
-                            for (((y, x), gain), bias) in y.iter_mut().zip(x).zip(gain).zip(&bias[at..at + d]) {
-                                *y = ((x - mean) * scale).mul_add(*gain, *bias);
-                            }
+        simd!({
+            for (i, (y, x)) in y.chunks_exact_mut(d).zip(x.chunks_exact(d)).enumerate() {
+                let at = (first + i) / m * d;
+                let gain = &gain[at..at + d];
+                let (mean, scale) = statistics(x, norm);
+                match bias {
+                    Some(bias) => {
+                        for (((y, x), gain), bias) in y.iter_mut().zip(x).zip(gain).zip(&bias[at..at + d]) {
+                            *y = ((x - mean) * scale).mul_add(*gain, *bias);
                         }
-                        None => {
-                            for ((y, x), gain) in y.iter_mut().zip(x).zip(gain) {
-                                *y = (x - mean) * scale * gain;
-                            }
+                    }
+                    None => {
+                        for ((y, x), gain) in y.iter_mut().zip(x).zip(gain) {
+                            *y = (x - mean) * scale * gain;
                         }
                     }
                 }
-            },
-        );
+            }
+        });
     });
 }
 
@@ -126,12 +123,7 @@ pub(crate) fn backward(
         let first = i / pieces * m + i % pieces * block;
         tasks.push(Piece { first, dx, dgain, dbias: dbias.as_mut().and_then(Iterator::next) });
     }
-    let run = |piece: Piece<'_>| {
-        simd(
-            #[inline(always)]
-            || backward_piece((x, gain, dy), piece, norm),
-        )
-    };
+    let run = |piece: Piece<'_>| simd!(backward_piece((x, gain, dy), piece, norm));
     if 8 * x.len() < 2 * GRAIN {
         tasks.into_iter().for_each(run);
     } else {

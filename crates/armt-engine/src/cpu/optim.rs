@@ -2,8 +2,6 @@
 
 use rayon::prelude::*;
 
-use super::simd;
-
 /// What one update depends on.
 #[derive(Clone, Copy)]
 pub(crate) struct Rates {
@@ -25,7 +23,7 @@ const PIECE: usize = 1 << 14;
 
 pub(crate) fn adamw(value: &mut [f32], grad: &[f32], mean: &mut [f32], square: &mut [f32], r: Rates) {
     let piece = |(((p, g), m), v): (((&mut [f32], &[f32]), &mut [f32]), &mut [f32])| {
-        simd(|| {
+        simd!({
             let keep = 1.0 - r.lr * r.decay;
             let size = r.lr / r.correction1;
             let root = 1.0 / r.correction2.sqrt();
@@ -49,7 +47,7 @@ pub(crate) fn sum_of_squares(x: &[f32]) -> f64 {
     let parts: Vec<f64> = x
         .par_chunks(PIECE)
         .map(|x| {
-            simd(|| {
+            simd!({
                 let mut parts = [0f64; 8];
                 let (chunks, rest) = x.as_chunks::<8>();
                 for chunk in chunks {

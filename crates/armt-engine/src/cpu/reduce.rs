@@ -1,6 +1,6 @@
 //! Sums over the middle axis of `[outer, middle, inner]`.
 
-use super::{par_rows, simd};
+use super::par_rows;
 
 /// y[o, i] = (y[o, i] +) sum_m x[o, m, i].
 pub(crate) fn sum_middle(x: &[f32], [_, middle, inner]: [usize; 3], y: &mut [f32], accumulate: bool) {
@@ -8,7 +8,7 @@ pub(crate) fn sum_middle(x: &[f32], [_, middle, inner]: [usize; 3], y: &mut [f32
         par_rows(y, 1, middle, |first, y| {
             for (i, y) in y.iter_mut().enumerate() {
                 let row = &x[(first + i) * middle..][..middle];
-                let total = simd(|| sum(row));
+                let total = simd!(sum(row));
                 *y = if accumulate { *y + total } else { total };
             }
         });
@@ -24,7 +24,7 @@ pub(crate) fn sum_middle(x: &[f32], [_, middle, inner]: [usize; 3], y: &mut [f32
             }
             for (j, y) in y.chunks_mut(strip).enumerate() {
                 let at = first + j * strip;
-                simd(|| {
+                simd!({
                     for row in x.chunks_exact(inner) {
                         let row = &row[at..at + y.len()];
                         for (y, x) in y.iter_mut().zip(row) {

@@ -1,6 +1,6 @@
 //! Rotary embedding on the CPU, row by row.
 
-use super::{par_rows, simd};
+use super::par_rows;
 
 /// How packed rows are rotated: the first `rotated` of the heads of `size`, at `t` positions, the first 2 `half` dimensions of each.
 #[derive(Clone, Copy)]
@@ -17,7 +17,7 @@ pub(crate) struct Turn {
 pub(crate) fn rotate(x: &[f32], cos: &[f32], sin: &[f32], s: Turn, y: &mut [f32]) {
     let Turn { row, rotated, size, half, t, sign } = s;
     par_rows(y, row, 2 * row, |first, y| {
-        simd(|| {
+        simd!({
             for (i, (y, x)) in y.chunks_exact_mut(row).zip(x[first * row..].chunks_exact(row)).enumerate() {
                 y.copy_from_slice(x);
                 let at = (first + i) % t * half;

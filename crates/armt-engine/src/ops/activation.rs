@@ -150,7 +150,7 @@ pub fn swiglu(x: &Tensor) -> Result<Tensor> {
         None => {
             let x = x.read::<f32>(OP)?;
             par_rows(&mut y.write::<f32>(OP)?, f, 4 * f, |first, y| {
-                simd(|| {
+                simd!({
                     for (y, x) in y.chunks_exact_mut(f).zip(x[first * 2 * f..].chunks_exact(2 * f)) {
                         let (gate, up) = x.split_at(f);
                         for ((y, g), u) in y.iter_mut().zip(gate).zip(up) {
@@ -185,7 +185,7 @@ impl Backward for Swiglu {
                 par_rows(&mut dx.write::<f32>(OP)?, 2 * f, 8 * f, |first, dx| {
                     let rows =
                         dx.chunks_exact_mut(2 * f).zip(x[first * 2 * f..].chunks_exact(2 * f)).zip(dy[first * f..].chunks_exact(f));
-                    simd(|| {
+                    simd!({
                         for ((dx, x), dy) in rows {
                             let ((dg, du), (gate, up)) = (dx.split_at_mut(f), x.split_at(f));
                             for i in 0..f {

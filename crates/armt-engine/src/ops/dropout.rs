@@ -129,14 +129,11 @@ impl Mask {
                 let x = x.read::<f32>(OP)?;
                 par_rows(&mut y.write::<f32>(OP)?, 1, 4, |first, y| {
                     let x = &x[first..first + y.len()];
-                    simd(
-                        #[inline(always)]
-                        || {
-                            for (i, (y, x)) in y.iter_mut().zip(x).enumerate() {
-                                *y = if bits(key, (first + i) as u64) >= threshold { x * scale } else { 0.0 };
-                            }
-                        },
-                    );
+                    simd!({
+                        for (i, (y, x)) in y.iter_mut().zip(x).enumerate() {
+                            *y = if bits(key, (first + i) as u64) >= threshold { x * scale } else { 0.0 };
+                        }
+                    });
                 });
             }
             Some(cuda) => {
