@@ -16,8 +16,8 @@ pub(crate) use blas::{Epilogue, Matrix, Product};
 pub use check::{KernelCheck, check_kernels};
 use driver::Context;
 pub use graph::Graph;
-pub(crate) use kernels::Launch;
 use kernels::Kernels;
+pub(crate) use kernels::Launch;
 use nvrtc::Nvrtc;
 
 use crate::error::{Error, Result};

@@ -30,7 +30,8 @@ impl Heads {
 
     fn check(&self, op: &'static str) -> Result<()> {
         if self.size == 0 || self.key == 0 || self.query == 0 || !self.query.is_multiple_of(self.key) {
-            let message = format!("expected at least one head of at least one dimension and key heads that divide query heads, got {self:?}");
+            let message =
+                format!("expected at least one head of at least one dimension and key heads that divide query heads, got {self:?}");
             return Err(Error::argument(op, message));
         }
         Ok(())
@@ -240,7 +241,13 @@ impl Plan {
             return self.plain_shared(2, 2);
         }
         // As BACK in attention_mma.cu, with room for the log-sum-exp and delta of the passing rows.
-        let passing = if self.warps == 1 { 16 } else if self.layout.heads.size == 128 { 32 } else { 64 };
+        let passing = if self.warps == 1 {
+            16
+        } else if self.layout.heads.size == 128 {
+            32
+        } else {
+            64
+        };
         self.mma_shared(2, passing) + 4 * 4 * passing
     }
 }

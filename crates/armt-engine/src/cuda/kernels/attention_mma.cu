@@ -9,7 +9,7 @@ constexpr int SIZE = C_SIZE, WARPS = C_WARPS, THREADS = 32 * WARPS, ROWS = 16 * 
 constexpr int FORTH = 16 * WARPS, BACK = WARPS == 1 ? 16 : SIZE == 128 ? 32 : 64;
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
-extern __shared__ alignas(128) unsigned char shared_bytes[];
+extern __shared__ __align__(128) unsigned char shared_bytes[];
 
 // Element offset of a 16-byte chunk in a swizzled tile.
 __device__ __forceinline__ int at(int row, int chunk) {
