@@ -369,6 +369,8 @@ attention_backward_kv(const bf16* q, const bf16* k, const bf16* v, const int* ma
         }
         __syncthreads();
     }
+    // Without a pass, the block's own tiles are still on their way to where the results are staged.
+    commit();
     wait<0>();
     __syncthreads();
     store(dk + base, k_row, first, tk, ks, own, sum_k, scale, scale);
