@@ -8,12 +8,12 @@ use std::cell::RefCell;
 
 use rayon::prelude::*;
 
-use super::math;
+use super::{arch, math};
 use crate::ops::Heads;
 
 /// Query rows of a block.
 const BLOCK: usize = 24;
-/// Columns of a register tile; score rows are padded to it.
+/// Score rows are padded to the widest vector.
 const LANES: usize = 16;
 /// Tasks of fewer multiplications than this are put together.
 const GRAIN: usize = 1 << 15;
@@ -125,7 +125,8 @@ pub(crate) fn forward(q: &[f32], k: &[f32], v: &[f32], mask: Option<&[i32]>, l: 
                     multiply([rows, end.next_multiple_of(LANES), size], a, kt.as_ptr(), width, s.as_mut_ptr(), width, false);
                     let mut inverse = [0.0; BLOCK];
                     for i in 0..rows {
-                        let (sum, log) = softmax(&mut s[i * width..][..width], i0 + i + offset + 1, end, mask, scale);
+                        let s = &mut s[i * width..][..width];
+                        let (sum, log) = arch().dispatch(Row { s, seen: i0 + i + offset + 1, end, mask, scale });
                         inverse[i] = if sum > 0.0 { 1.0 / sum } else { 0.0 };
                         if let Some(lse) = lse_out {
                             *lse.at((n * query + h) * l.tq + i0 + i) = log;
@@ -187,9 +188,8 @@ pub(crate) fn backward(
                     multiply([rows, padded, size], d_out, vt.as_ptr(), width, ds.as_mut_ptr(), width, false);
                     for i in 0..rows {
                         let (o, d_o) = (&o[o_at + i * o_row..][..size], &d_o[o_at + i * o_row..][..size]);
-                        let delta: f32 = o.iter().zip(d_o).map(|(o, d)| o * d).sum();
-                        let (p, ds) = (&mut p[i * width..][..width], &mut ds[i * width..][..width]);
-                        softmax_backward(p, ds, i0 + i + offset + 1, end, mask, scale, lse[i], delta);
+                        let row = Row { s: &mut p[i * width..][..width], seen: i0 + i + offset + 1, end, mask, scale };
+                        arch().dispatch(RowBackward { row, dp: &mut ds[i * width..][..width], lse: lse[i], o, d_o });
                     }
                     let of_rows = |m: &[f32]| Matrix { ptr: m.as_ptr(), row: width, col: 1 };
                     let of_columns = |m: &[f32]| Matrix { ptr: m.as_ptr(), row: 1, col: width };
@@ -232,11 +232,25 @@ fn pack(x: &[f32], stride: usize, rows: usize, size: usize, y: &mut [f32]) {
     }
 }
 
-/// Turns a row of scores into e^(scale s - max) for its first `seen` keys, zeros up to `end`; returns their sum and the log-sum-exp,
-/// infinite if no key is visible.
-fn softmax(s: &mut [f32], seen: usize, end: usize, mask: Option<&[i32]>, scale: f32) -> (f32, f32) {
-    let padded = seen.next_multiple_of(LANES);
-    simd!({
+/// A row of scores on its way to probabilities. A type of its own, as [`Product`] below, and not a closure given to `simd!`: only a method
+/// can insist on being inlined into the version compiled for wide vectors.
+struct Row<'a> {
+    s: &'a mut [f32],
+    /// Keys up to the causal bound; those after it up to `end` get zeros.
+    seen: usize,
+    end: usize,
+    mask: Option<&'a [i32]>,
+    scale: f32,
+}
+
+impl pulp::NullaryFnOnce for Row<'_> {
+    type Output = (f32, f32);
+
+    /// To e^(scale s - max). Returns the sum and the log-sum-exp, infinite if no key is visible.
+    #[inline(always)]
+    fn call(self) -> (f32, f32) {
+        let Row { s, seen, end, mask, scale } = self;
+        let padded = seen.next_multiple_of(LANES);
         s[seen..padded].fill(f32::NEG_INFINITY);
         if let Some(mask) = mask {
             for (s, keep) in s[..seen].iter_mut().zip(mask) {
@@ -262,7 +276,7 @@ fn softmax(s: &mut [f32], seen: usize, end: usize, mask: Option<&[i32]>, scale: 
                 *sum += *s;
             }
         }
-        // e^x never underflows to zero there: hidden keys are set to it.
+        // `exp` never underflows to zero: hidden keys are set to it.
         if let Some(mask) = mask {
             for (s, keep) in s[..seen].iter_mut().zip(mask) {
                 *s = if *keep != 0 { *s } else { 0.0 };
@@ -271,21 +285,33 @@ fn softmax(s: &mut [f32], seen: usize, end: usize, mask: Option<&[i32]>, scale: 
         s[seen..end.max(padded)].fill(0.0);
         let sum: f32 = sums.iter().sum();
         (sum, sum.ln() - shift)
-    })
+    }
 }
 
-/// From scores and dP to P = e^(scale s - lse) and dS = scale P (dP - delta).
-fn softmax_backward(
-    s: &mut [f32],
-    dp: &mut [f32],
-    seen: usize,
-    end: usize,
-    mask: Option<&[i32]>,
-    scale: f32,
+/// From scores and dP to P = e^(scale s - lse) and dS = scale P (dP - delta), delta = do . o.
+struct RowBackward<'a> {
+    row: Row<'a>,
+    dp: &'a mut [f32],
     lse: f32,
-    delta: f32,
-) {
-    simd!({
+    o: &'a [f32],
+    d_o: &'a [f32],
+}
+
+impl pulp::NullaryFnOnce for RowBackward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let RowBackward { row: Row { s, seen, end, mask, scale }, dp, lse, o, d_o } = self;
+        let mut sums = [0.0; LANES];
+        let ((o, o_rest), (d_o, d_rest)) = (o.as_chunks::<LANES>(), d_o.as_chunks::<LANES>());
+        for (o, d) in o.iter().zip(d_o) {
+            for ((sum, o), d) in sums.iter_mut().zip(o).zip(d) {
+                *sum = o.mul_add(*d, *sum);
+            }
+        }
+        let rest: f32 = o_rest.iter().zip(d_rest).map(|(o, d)| o * d).sum();
+        let delta = sums.iter().sum::<f32>() + rest;
         for (s, dp) in s[..seen].iter_mut().zip(&mut dp[..seen]) {
             *s = math::exp(s.mul_add(scale, -lse));
             *dp = *s * (*dp - delta) * scale;
@@ -298,7 +324,7 @@ fn softmax_backward(
         }
         s[seen..end].fill(0.0);
         dp[seen..end].fill(0.0);
-    });
+    }
 }
 
 /// c `[m, n]` (+)= a `[m, k]` b `[k, n]`, rows of b and c `b_row` and `c_row` apart.
@@ -306,81 +332,119 @@ fn softmax_backward(
 /// # Safety
 ///
 /// All elements so described must be inside their allocations, and nothing else may touch those of c.
-unsafe fn multiply([m, n, k]: [usize; 3], a: Matrix, b: *const f32, b_row: usize, c: *mut f32, c_row: usize, add: bool) {
-    simd!({
-        let mut j = 0;
-        while j < n {
-            let columns = LANES.min(n - j);
-            let mut i = 0;
-            while i < m {
-                // SAFETY: the strip is inside the product that the caller vouches for.
-                unsafe {
-                    let a = Matrix { ptr: a.ptr.add(i * a.row), ..a };
-                    let (b, c) = (b.add(j), c.add(i * c_row + j));
-                    i += match m - i {
-                        6.. => strip::<6>(columns, k, a, b, b_row, c, c_row, add),
-                        4.. => strip::<4>(columns, k, a, b, b_row, c, c_row, add),
-                        2.. => strip::<2>(columns, k, a, b, b_row, c, c_row, add),
-                        _ => strip::<1>(columns, k, a, b, b_row, c, c_row, add),
-                    };
-                }
-            }
-            j += columns;
-        }
-    });
+unsafe fn multiply(sizes: [usize; 3], a: Matrix, b: *const f32, b_row: usize, c: *mut f32, c_row: usize, add: bool) {
+    arch().dispatch(Product { sizes, a, b, b_row, c, c_row, add });
 }
 
-/// R rows of up to [`LANES`] columns, in registers. Returns R.
-///
-/// # Safety
-///
-/// As for [`multiply`].
-#[inline(always)]
-unsafe fn strip<const R: usize>(
-    columns: usize,
-    k: usize,
+/// What [`multiply`] was asked for.
+struct Product {
+    sizes: [usize; 3],
     a: Matrix,
     b: *const f32,
     b_row: usize,
     c: *mut f32,
     c_row: usize,
     add: bool,
-) -> usize {
-    let mut sums = [[0f32; LANES]; R];
-    // SAFETY: the caller vouches for a's R rows, b's and c's `columns` columns, and k.
-    unsafe {
-        if columns == LANES {
-            for x in 0..k {
-                let b = &*b.add(x * b_row).cast::<[f32; LANES]>();
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let a = *a.ptr.add(r * a.row + x * a.col);
-                    for (sum, b) in sums.iter_mut().zip(b) {
-                        *sum = a.mul_add(*b, *sum);
-                    }
-                }
+}
+
+impl pulp::WithSimd for Product {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, simd: S) {
+        let [_, n, _] = self.sizes;
+        let mut j = 0;
+        // SAFETY: the columns from j on are inside the product that the caller of `multiply` vouches for.
+        unsafe {
+            while n - j >= 2 * S::F32_LANES {
+                self.columns::<S, 2>(simd, j);
+                j += 2 * S::F32_LANES;
             }
-            for (r, sums) in sums.iter().enumerate() {
-                let c = &mut *c.add(r * c_row).cast::<[f32; LANES]>();
-                for (c, sum) in c.iter_mut().zip(sums) {
-                    *c = if add { *c + sum } else { *sum };
-                }
+            if n - j >= S::F32_LANES {
+                self.columns::<S, 1>(simd, j);
+                j += S::F32_LANES;
             }
-        } else {
-            for x in 0..k {
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let a = *a.ptr.add(r * a.row + x * a.col);
-                    for (y, sum) in sums.iter_mut().enumerate().take(columns) {
-                        *sum = a.mul_add(*b.add(x * b_row + y), *sum);
-                    }
-                }
-            }
-            for (r, sums) in sums.iter().enumerate() {
-                for (y, sum) in sums.iter().enumerate().take(columns) {
-                    let c = c.add(r * c_row + y);
-                    *c = if add { *c + sum } else { *sum };
-                }
+            self.rest(j);
+        }
+    }
+}
+
+impl Product {
+    /// W vectors of columns, a strip of rows at a time.
+    ///
+    /// # Safety
+    ///
+    /// As for [`multiply`], for the columns from `j` on.
+    #[inline(always)]
+    unsafe fn columns<S: pulp::Simd, const W: usize>(&self, simd: S, j: usize) {
+        let [m, ..] = self.sizes;
+        let mut i = 0;
+        while i < m {
+            // SAFETY: rows i and on, as many as are left.
+            unsafe {
+                i += match m - i {
+                    6.. => self.strip::<S, 6, W>(simd, i, j),
+                    4.. => self.strip::<S, 4, W>(simd, i, j),
+                    2.. => self.strip::<S, 2, W>(simd, i, j),
+                    _ => self.strip::<S, 1, W>(simd, i, j),
+                };
             }
         }
     }
-    R
+
+    /// R rows of W vectors, in registers. Returns R.
+    ///
+    /// # Safety
+    ///
+    /// As for [`multiply`], for the R rows from `i` and the W vectors of columns from `j` on.
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop)] // constant bounds, so that all of it stays in registers
+    unsafe fn strip<S: pulp::Simd, const R: usize, const W: usize>(&self, simd: S, i: usize, j: usize) -> usize {
+        let mut sums = [[simd.splat_f32s(0.0); W]; R];
+        // SAFETY: the caller vouches for these rows and columns, and for all k.
+        unsafe {
+            let (a, b) = (self.a.ptr.add(i * self.a.row), self.b.add(j));
+            for x in 0..self.sizes[2] {
+                let mut row = [simd.splat_f32s(0.0); W];
+                for w in 0..W {
+                    row[w] = b.add(x * self.b_row).cast::<S::f32s>().add(w).read_unaligned();
+                }
+                for r in 0..R {
+                    let a = simd.splat_f32s(*a.add(r * self.a.row + x * self.a.col));
+                    for w in 0..W {
+                        sums[r][w] = simd.mul_add_f32s(a, row[w], sums[r][w]);
+                    }
+                }
+            }
+            for r in 0..R {
+                for w in 0..W {
+                    let c = self.c.add((i + r) * self.c_row + j).cast::<S::f32s>().add(w);
+                    let sum = if self.add { simd.add_f32s(c.read_unaligned(), sums[r][w]) } else { sums[r][w] };
+                    c.write_unaligned(sum);
+                }
+            }
+        }
+        R
+    }
+
+    /// The columns from `j` on, fewer than a vector, of odd head sizes.
+    ///
+    /// # Safety
+    ///
+    /// As for [`multiply`], for these columns.
+    #[inline(always)]
+    unsafe fn rest(&self, j: usize) {
+        let [m, n, k] = self.sizes;
+        for (i, j) in (0..m).flat_map(|i| (j..n).map(move |j| (i, j))) {
+            // SAFETY: element (i, j) of the product that the caller vouches for.
+            unsafe {
+                let (a, c) = (self.a.ptr.add(i * self.a.row), self.c.add(i * self.c_row + j));
+                let mut sum = if self.add { *c } else { 0.0 };
+                for x in 0..k {
+                    sum += *a.add(x * self.a.col) * *self.b.add(x * self.b_row + j);
+                }
+                *c = sum;
+            }
+        }
+    }
 }

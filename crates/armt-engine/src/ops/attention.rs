@@ -336,3 +336,41 @@ impl AttentionBackward {
         plan.sizes(launch).run()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Device;
+
+    fn zeros(shape: &[usize], dtype: DType) -> Tensor {
+        Tensor::zeros(shape, dtype, &Device::cpu()).unwrap()
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_what_was_expected() {
+        let heads = Heads { query: 4, key: 2, size: 8 };
+        let message = |result: Result<Tensor>| result.unwrap_err().to_string();
+        let qkv = zeros(&[2, 5, 64], DType::F32);
+        assert!(message(attention(&zeros(&[2, 5, 63], DType::F32), heads, None)).contains("[.., T, 64]"));
+        assert!(message(attention(&qkv, Heads { key: 3, ..heads }, None)).contains("divide"));
+        assert!(message(attention(&qkv, heads, Some(&zeros(&[2, 4], DType::I32)))).contains("[2, 5]"));
+        assert!(message(attention(&qkv, heads, Some(&zeros(&[2, 5], DType::F32)))).contains("i32"));
+        let (q, k) = (zeros(&[2, 5, 32], DType::F32), zeros(&[2, 4, 16], DType::F32));
+        assert!(message(attention_cached(&q, &k, &k, heads, None)).contains("at least 5 rows"));
+        let k = zeros(&[2, 6, 16], DType::F32);
+        assert!(message(attention_cached(&q, &k, &zeros(&[2, 7, 16], DType::F32), heads, None)).contains("[2, 6, 16]"));
+        let table = zeros(&[4, 4], DType::F32);
+        assert!(message(super::super::rotary(&qkv, heads, &table, &table)).contains("[5, at most 4]"));
+    }
+
+    #[test]
+    fn bf16_on_the_cpu_goes_through_f32() {
+        let heads = Heads { query: 1, key: 1, size: 2 };
+        let data: Vec<f32> = (0..18).map(|i| i as f32 / 8.0).collect();
+        let qkv = Tensor::from_slice(&data, [1, 3, 6], &Device::cpu()).unwrap();
+        let want = cast(&attention(&qkv, heads, None).unwrap(), DType::BF16).unwrap();
+        let got = attention(&cast(&qkv, DType::BF16).unwrap(), heads, None).unwrap();
+        assert_eq!(got.dtype(), DType::BF16);
+        assert_eq!(got.to_f32_vec().unwrap(), want.to_f32_vec().unwrap());
+    }
+}

@@ -5,7 +5,7 @@
 // Twin of attention_mma.cu, and its fallback.
 constexpr int WIDTH = 32 * C_CHUNKS, PAD = WIDTH + 1, OWN = 4, ROWS = 4 * OWN, PASS = 32;
 
-extern __shared__ alignas(16) float shared_floats[];
+extern __shared__ __align__(16) float shared_floats[];
 
 // `count` rows of a head to shared memory, `pitch` apart; what is outside [0, limit) and beyond the head's size is zero.
 __device__ __forceinline__ void stage(float* to, int pitch, const T* from, i64 stride, int first, int count, int limit, int size) {
@@ -174,7 +174,7 @@ attention_backward_q(const T* q, const T* k, const T* v, const int* mask, const 
 }
 
 // dv_j = sum_i p_ij do_i and dk_j = scale sum_i ds_ij q_i, over the rows of all query heads of the group, in order.
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 1)
 attention_backward_kv(const T* q, const T* k, const T* v, const int* mask, const T* d_o, const float* lse, const float* delta, T* dk, T* dv,
                       i64 q_row, i64 k_row, int heads, int group, int tq, int tk, int size, float scale) {
     float *ks = shared_floats, *vs = ks + ROWS * WIDTH, *qs = vs + ROWS * WIDTH, *gs = qs + PASS * PAD;
@@ -187,12 +187,12 @@ attention_backward_kv(const T* q, const T* k, const T* v, const int* mask, const
     stage(ks, WIDTH, k + at, k_row, tile * ROWS, ROWS, tk, size);
     stage(vs, WIDTH, v + at, k_row, tile * ROWS, ROWS, tk, size);
     float sum_k[OWN][C_CHUNKS], sum_v[OWN][C_CHUNKS], one[OWN], factor[OWN];
-    bool visible[OWN];
+    int key[OWN]; // out of reach where hidden
     clear(sum_k);
     clear(sum_v);
 #pragma unroll
     for (int r = 0; r < OWN; r++) {
-        visible[r] = first + r < tk && (!mask || mask[first + r]);
+        key[r] = first + r < tk && (!mask || mask[first + r]) ? first + r : tk;
         one[r] = 1.f;
         factor[r] = scale;
     }
@@ -214,7 +214,7 @@ attention_backward_kv(const T* q, const T* k, const T* v, const int* mask, const
             float l = i < tq ? lse[rows + i] : 0.f, dl = i < tq ? delta[rows + i] : 0.f;
 #pragma unroll
             for (int r = 0; r < OWN; r++) {
-                s[r] = i < tq && visible[r] && first + r <= i + offset ? __expf(s[r] * scale - l) : 0.f;
+                s[r] = i < tq && key[r] <= i + offset ? __expf(s[r] * scale - l) : 0.f;
                 dp[r] = s[r] * (dp[r] - dl);
             }
             add_weighted(sum_v, s, gs);

@@ -9,7 +9,7 @@ constexpr int SIZE = C_SIZE, WARPS = C_WARPS, THREADS = 32 * WARPS, ROWS = 16 * 
 constexpr int FORTH = 16 * WARPS, BACK = WARPS == 1 ? 16 : SIZE == 128 ? 32 : 64;
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
-extern __shared__ alignas(128) unsigned char shared_bytes[];
+extern __shared__ __align__(128) unsigned char shared_bytes[];
 
 // Element offset of a 16-byte chunk in a swizzled tile.
 __device__ __forceinline__ int at(int row, int chunk) {
@@ -369,6 +369,8 @@ attention_backward_kv(const bf16* q, const bf16* k, const bf16* v, const int* ma
         }
         __syncthreads();
     }
+    // Without a pass, the block's own tiles are still on their way to where the results are staged.
+    commit();
     wait<0>();
     __syncthreads();
     store(dk + base, k_row, first, tk, ks, own, sum_k, scale, scale);
