@@ -24,6 +24,7 @@ enum Command {
 
 fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).without_time().init();
+    armt::engine::join_thread_pool(0);
     let result = match Cli::parse().command {
         Command::Doctor => doctor::run(),
     };

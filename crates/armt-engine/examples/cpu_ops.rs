@@ -42,6 +42,7 @@ fn both(name: &str, inputs: &[&Tensor], f: impl Fn(&[Tensor]) -> Result<Tensor>)
 }
 
 fn main() -> Result<()> {
+    armt_engine::join_thread_pool(0);
     // groups, rows, inner, columns of W3 and W2, one layer and all layers at once
     let products = [
         [1, 272, 256, 768],

@@ -29,7 +29,7 @@ pub mod optim;
 mod tape;
 mod tensor;
 
-pub use cpu::CpuReport;
+pub use cpu::{CpuReport, join_thread_pool};
 pub use cuda::{CudaDevice, CudaReport, Graph, KernelCheck, check_kernels};
 pub use error::{Error, Result};
 pub use tape::{Backward, Grads, Node, Param, Tape};

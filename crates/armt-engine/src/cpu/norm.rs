@@ -21,18 +21,13 @@ pub(crate) struct Norm {
 
 const LANES: usize = 32;
 
-/// The sum of interleaved parts, as a tree.
+/// The sum of interleaved parts, as a tree. Arrays of fixed size, because only those stay in registers.
 #[inline(always)]
-fn total(mut parts: [f32; LANES]) -> f32 {
-    let mut width = LANES / 2;
-    while width > 0 {
-        let (low, high) = parts.split_at_mut(width);
-        for (l, h) in low.iter_mut().zip(high) {
-            *l += *h;
-        }
-        width /= 2;
-    }
-    parts[0]
+fn total(parts: [f32; LANES]) -> f32 {
+    let a: [f32; 16] = std::array::from_fn(|i| parts[i] + parts[i + 16]);
+    let b: [f32; 8] = std::array::from_fn(|i| a[i] + a[i + 8]);
+    let c: [f32; 4] = std::array::from_fn(|i| b[i] + b[i + 4]);
+    (c[0] + c[2]) + (c[1] + c[3])
 }
 
 #[inline(always)]
