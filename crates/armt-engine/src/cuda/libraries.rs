@@ -1,9 +1,9 @@
 //! Finding CUDA's libraries at run time.
 //!
-//! Nothing of CUDA is linked. The driver (`libcuda`) comes from the system. cuBLASLt and NVRTC are searched for, newest version that the
-//! driver can run first, in: the folder named by `ARMT_CUDA_PATH`; `CUDA_HOME`, `CUDA_PATH` and `/usr/local/cuda*`; the loader's own
-//! search path; and the folders where pip puts NVIDIA's wheels. A named folder may be a CUDA installation, a folder of libraries, or a
-//! `site-packages`.
+//! Nothing of CUDA is linked. The driver (`libcuda`) comes from the system. cuBLASLt and NVRTC are taken from the folder that
+//! `ARMT_CUDA_PATH` names, if they are there; else the newest version that the driver can run is searched for in `CUDA_HOME`, `CUDA_PATH`
+//! and `/usr/local/cuda*`, on the loader's own search path, and in the folders where pip puts NVIDIA's wheels. A named folder may be a
+//! CUDA installation, a folder of libraries, or a `site-packages`.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -72,8 +72,14 @@ pub(super) fn driver() -> Result<Loaded> {
     Err(Error::NoCuda(format!("the NVIDIA driver is not installed ({reason})")))
 }
 
-/// Loads `lib<stem>.so.<major>` for the first major version of `majors` that can be found.
+/// Loads `lib<stem>.so.<major>`: from the folder that the variable names if it has one of these major versions, else the first version of
+/// `majors` that is anywhere.
 pub(super) fn find(stem: &str, majors: &[u32]) -> Result<Loaded> {
+    if let Some(named) = std::env::var_os(PATH_VARIABLE)
+        && let Ok(loaded) = find_in(Path::new(&named), stem, majors)
+    {
+        return Ok(loaded);
+    }
     let folders = folders();
     let mut reason = "not found in any folder".to_string();
     for major in majors {
@@ -90,9 +96,11 @@ pub(super) fn find(stem: &str, majors: &[u32]) -> Result<Loaded> {
             }
         }
     }
-    let searched: Vec<String> =
-        folders.iter().map(|f| f.as_ref().map_or("the loader's path".into(), |f| f.display().to_string())).collect();
-    Err(Error::Library { library: format!("lib{stem}.so.{{{majors:?}}}"), reason, searched: searched.join(", ") })
+    let named = std::env::var_os(PATH_VARIABLE).map(|p| format!("{PATH_VARIABLE}={}", p.display()));
+    let searched = folders.iter().map(|f| f.as_ref().map_or("the loader's path".into(), |f| f.display().to_string()));
+    let searched: Vec<String> = named.into_iter().chain(searched).collect();
+    let majors: Vec<String> = majors.iter().map(u32::to_string).collect();
+    Err(Error::Library { library: format!("lib{stem}.so ({})", majors.join(" or ")), reason, searched: searched.join(", ") })
 }
 
 /// Loads a library from one folder, laid out like any that [`find`] searches.
@@ -120,9 +128,6 @@ pub(super) fn preload_beside(library: &Path, stem: &str) {
 /// Folders that exist, in the order in which they are searched; `None` stands for the loader's own search.
 fn folders() -> Vec<Option<PathBuf>> {
     let mut found = Vec::new();
-    if let Some(named) = std::env::var_os(PATH_VARIABLE) {
-        found.extend(inside(Path::new(&named)));
-    }
     for variable in ["CUDA_HOME", "CUDA_PATH"] {
         if let Some(named) = std::env::var_os(variable) {
             found.extend(inside(Path::new(&named)));

@@ -4,6 +4,7 @@ mod activation;
 mod assoc;
 mod attention;
 mod binary;
+mod cast;
 mod cross_entropy;
 mod dropout;
 mod embedding;
@@ -27,6 +28,7 @@ pub fn all() -> Vec<Case> {
         assoc::cases(),
         attention::cases(),
         binary::cases(),
+        cast::cases(),
         cross_entropy::cases(),
         dropout::cases(),
         embedding::cases(),
