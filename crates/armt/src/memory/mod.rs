@@ -1,0 +1,8 @@
+//! What a model keeps between segments: the state as a value, and how a layer reads and writes its part of it.
+
+mod file;
+mod layer;
+mod state;
+
+pub(crate) use layer::LayerMemory;
+pub use state::{Content, MemoryState};

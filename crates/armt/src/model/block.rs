@@ -1,0 +1,121 @@
+//! One transformer block, for a range of layers at once: x `[n, B, T, d]`, weights of n layers.
+//!
+//! ```text
+//! GPT-2, Llama:        h = x + attention(norm1 x);   y = h + mlp(norm2 h)
+//! GPT-NeoX (parallel): y = x + attention(norm1 x) + mlp(norm2 x)
+//! ```
+
+use std::ops::Range;
+
+use armt_engine::ops::{self, Activation, Linear};
+use armt_engine::{Tape, Tensor};
+
+use super::Model;
+use super::weights::{LinearWeights, NormWeights};
+use crate::config::{Mlp, Norm};
+use crate::error::Result;
+
+/// What a block's queries may see.
+pub(crate) enum Attend<'a> {
+    /// The segment itself; a mask `[n, B, T]` hides keys.
+    Segment(Option<&'a Tensor>),
+    /// The previous segment too: its packed queries, keys and values `[n, B, T, ..]` before rotation, and a mask `[n, B, 2 T]` over both.
+    Window(&'a Tensor, &'a Tensor),
+    /// Everything since the segment's start, kept in a cache.
+    Cached(&'a mut Cache),
+}
+
+/// Keys and values of one layer since the segment's start, `[1, B, t, Hk size]`.
+#[derive(Clone, Default)]
+pub(crate) struct Cache {
+    entries: Option<(Tensor, Tensor)>,
+}
+
+impl Cache {
+    /// Positions held.
+    fn length(&self) -> usize {
+        self.entries.as_ref().map_or(0, |(k, _)| k.dims()[2])
+    }
+}
+
+impl Model {
+    /// Runs layers `layers` on x `[n, B, T, d]`. The second result is the packed queries, keys and values before rotation.
+    pub(crate) fn block(&self, tape: &Tape, layers: Range<usize>, x: &Tensor, attend: Attend<'_>) -> Result<(Tensor, Tensor)> {
+        let w = &self.weights;
+        let h = self.norm(tape, &w.norm1, &layers, x)?;
+        let qkv = self.linear(tape, &w.qkv, &layers, &h, Activation::None, None)?;
+        let o = self.attend(&qkv, attend)?;
+        let h = self.linear(tape, &w.out, &layers, &o, Activation::None, Some(x))?;
+        let from = if self.backbone.parallel { x } else { &h };
+        let u = self.norm(tape, &w.norm2, &layers, from)?;
+        let u = match self.backbone.mlp {
+            Mlp::Gelu => self.linear(tape, &w.up, &layers, &u, Activation::Gelu, None)?,
+            Mlp::GeluErf => ops::gelu_erf(&self.linear(tape, &w.up, &layers, &u, Activation::None, None)?)?,
+            Mlp::SwiGlu => ops::swiglu(&self.linear(tape, &w.up, &layers, &u, Activation::None, None)?)?,
+        };
+        let y = self.linear(tape, &w.down, &layers, &u, Activation::None, Some(&h))?;
+        Ok((y, qkv))
+    }
+
+    fn norm(&self, tape: &Tape, norm: &NormWeights, layers: &Range<usize>, x: &Tensor) -> Result<Tensor> {
+        let gain = tape.param_rows(&norm.gain, layers.clone())?;
+        self.apply_norm(x, &gain, norm.bias.as_ref().map(|b| tape.param_rows(b, layers.clone())).transpose()?.as_ref())
+    }
+
+    pub(crate) fn apply_norm(&self, x: &Tensor, gain: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        Ok(match (self.backbone.norm, bias) {
+            (Norm::Layer, Some(bias)) => ops::layer_norm(x, gain, bias, self.backbone.eps)?,
+            _ => ops::rms_norm(x, gain, self.backbone.eps)?,
+        })
+    }
+
+    fn linear(
+        &self,
+        tape: &Tape,
+        linear: &LinearWeights,
+        layers: &Range<usize>,
+        x: &Tensor,
+        activation: Activation,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let weight = tape.param_rows(&linear.weight, layers.clone())?;
+        let bias = linear.bias.as_ref().map(|b| tape.param_rows(b, layers.clone())).transpose()?;
+        Ok(ops::linear(x, &weight, Linear { bias: bias.as_ref(), activation, residual, transposed: false })?)
+    }
+
+    /// Rotates queries and keys whose first row has position `from`.
+    fn rotate(&self, qkv: &Tensor, from: usize) -> Result<Tensor> {
+        let Some((cos, sin)) = &self.rotary else { return Ok(qkv.clone()) };
+        let rows = from..from + qkv.dims()[qkv.dims().len() - 2];
+        Ok(ops::rotary(qkv, self.backbone.heads, &ops::rows(cos, rows.clone())?, &ops::rows(sin, rows)?)?)
+    }
+
+    fn attend(&self, qkv: &Tensor, attend: Attend<'_>) -> Result<Tensor> {
+        let heads = self.backbone.heads;
+        let (queries, keys) = (heads.query * heads.size, heads.key * heads.size);
+        let axis = qkv.dims().len() - 1;
+        match attend {
+            Attend::Segment(mask) => Ok(ops::attention(&self.rotate(qkv, 0)?, heads, mask)?),
+            Attend::Window(previous, mask) => {
+                let t = previous.dims()[2];
+                let both = self.rotate(&ops::concat(&[previous, qkv], 2)?, 0)?;
+                let q = ops::narrow(&ops::narrow(&both, axis, 0, queries)?, 2, t, qkv.dims()[2])?;
+                let k = ops::narrow(&both, axis, queries, keys)?;
+                let v = ops::narrow(&both, axis, queries + keys, keys)?;
+                Ok(ops::attention_cached(&q, &k, &v, heads, Some(mask))?)
+            }
+            Attend::Cached(cache) => {
+                let qkv = self.rotate(qkv, cache.length())?;
+                let q = ops::narrow(&qkv, axis, 0, queries)?;
+                let mut k = ops::narrow(&qkv, axis, queries, keys)?;
+                let mut v = ops::narrow(&qkv, axis, queries + keys, keys)?;
+                if let Some((old_k, old_v)) = &cache.entries {
+                    k = ops::concat(&[old_k, &k], 2)?;
+                    v = ops::concat(&[old_v, &v], 2)?;
+                }
+                cache.entries = Some((k.clone(), v.clone()));
+                Ok(ops::attention_cached(&q, &k, &v, heads, None)?)
+            }
+        }
+    }
+}

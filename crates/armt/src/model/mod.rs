@@ -1,0 +1,298 @@
+//! The model: configuration and parameters, immutable in use. Memory goes in and comes out as a value.
+
+mod block;
+mod rotary;
+mod weights;
+
+use armt_engine::ops;
+use armt_engine::{DType, Device, Param, Tape, Tensor};
+pub(crate) use block::{Attend, Cache};
+pub use weights::{AssociativeWeights, LinearWeights, NormWeights, Weights};
+
+use crate::config::{Alignment, Backbone, Config, MemoryConfig, Positions};
+use crate::error::{Error, Result};
+use crate::memory::MemoryState;
+use crate::schedule::Choice;
+use crate::segment::{Batch, Segment, segments};
+
+/// A backbone with its memory.
+pub struct Model {
+    pub(crate) config: Config,
+    pub(crate) backbone: Backbone,
+    pub(crate) weights: Weights,
+    pub(crate) device: Device,
+    dtype: DType,
+    /// Tables of cos and sin.
+    pub(crate) rotary: Option<(Tensor, Tensor)>,
+}
+
+/// What a training example asks for: which positions predict, and what.
+#[derive(Clone, Debug)]
+pub struct Targets {
+    /// For each position, row by row, the token it should predict; negative where it is not asked.
+    pub next: Vec<i32>,
+}
+
+impl Targets {
+    /// From labels and a mask as the authors have them: position i predicts label i + 1 where the mask at i is set; a label of -100
+    /// is not asked for; the last position predicts nothing.
+    pub fn shifted(labels: &[i32], mask: Option<&[bool]>, batch: usize) -> Self {
+        let tokens = labels.len() / batch.max(1);
+        let next = (0..labels.len())
+            .map(|i| {
+                let asked = (i + 1) % tokens != 0 && mask.is_none_or(|m| m[i]);
+                if asked { labels[i + 1].max(-1) } else { -1 }
+            })
+            .collect();
+        Targets { next }
+    }
+}
+
+impl Model {
+    /// A model with fresh parameters. `dtype` is the type of the computation: f32, or bf16 on CUDA.
+    pub fn fresh(config: Config, seed: u64, dtype: DType, device: &Device) -> Result<Self> {
+        let backbone = config.check()?;
+        let weights = Weights::fresh(&config, &backbone, seed, dtype, device)?;
+        let rotary = match &backbone.positions {
+            Positions::Learned(_) => None,
+            Positions::Rotary(r) => {
+                let width = config.segment_size + config.memory.tokens_before() + config.memory.tokens_after();
+                // A window sees the previous segment too.
+                Some(rotary::tables(r, 2 * width, device)?)
+            }
+        };
+        Ok(Model { config, backbone, weights, device: device.clone(), dtype, rotary })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The checked backbone.
+    pub fn backbone(&self) -> &Backbone {
+        &self.backbone
+    }
+
+    /// The parameters.
+    pub fn weights(&self) -> &Weights {
+        &self.weights
+    }
+
+    /// Where it runs.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The type of the computation.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Number of parameters.
+    pub fn parameters(&self) -> usize {
+        self.weights.params().iter().map(|p| p.value().elements()).sum()
+    }
+
+    /// Cuts a batch into this model's segments.
+    pub fn segments(&self, batch: &Batch) -> Result<Vec<Segment>> {
+        self.segments_aligned(batch, self.config.segment_alignment)
+    }
+
+    /// The same with another alignment.
+    pub fn segments_aligned(&self, batch: &Batch, alignment: Alignment) -> Result<Vec<Segment>> {
+        if let Some(bad) = batch.ids.iter().find(|id| **id < 0 || **id as usize >= self.backbone.vocab) {
+            return Err(Error::Argument(format!("token {bad} is outside the vocabulary of {}", self.backbone.vocab)));
+        }
+        segments(batch, self.config.segment_size, alignment)
+    }
+
+    /// A segment's input `[B, before + width + after, d]`: memory tokens around the text's, positions added. RMT's carried memory
+    /// takes the learned tokens' place.
+    pub(crate) fn embed(&self, tape: &Tape, segment: &Segment, batch: usize, carried: Option<&Tensor>) -> Result<Tensor> {
+        let memory = &self.config.memory;
+        let (before, after) = (memory.tokens_before(), memory.tokens_after());
+        let text = self.embed_tokens(tape, &segment.ids, batch)?; // [B, width, d]
+        let tokens = (after > 0).then(|| self.memory_tokens(tape, batch, carried)).transpose()?;
+        let x = match &tokens {
+            None => text,
+            Some(m) if before > 0 => ops::concat(&[m, &text, m], 1)?,
+            Some(m) => ops::concat(&[&text, m], 1)?,
+        };
+        let positions = self.positions(segment, before, after);
+        self.add_positions(tape, &x, &positions)
+    }
+
+    /// Memory tokens `[B, m, d]`: those carried over, or the learned ones.
+    pub(crate) fn memory_tokens(&self, tape: &Tape, batch: usize, carried: Option<&Tensor>) -> Result<Tensor> {
+        if let Some(carried) = carried {
+            return Ok(carried.clone());
+        }
+        let learned = self.weights.memory.as_ref().ok_or_else(|| Error::Argument("the model has no memory tokens".into()))?;
+        let m = learned.value().dims()[0];
+        let ids: Vec<i32> = (0..batch * m).map(|i| (i % m) as i32).collect();
+        Ok(ops::embedding(&tape.param(learned), &Tensor::from_slice(&ids, [batch, m], &self.device)?)?)
+    }
+
+    /// Embeddings of ids `[B, t]`.
+    pub(crate) fn embed_tokens(&self, tape: &Tape, ids: &[i32], batch: usize) -> Result<Tensor> {
+        let ids = Tensor::from_slice(ids, [batch, ids.len() / batch], &self.device)?;
+        Ok(ops::embedding(&tape.param(&self.weights.embed), &ids)?)
+    }
+
+    /// Adds learned positions, the same for all texts. Rotary models have none to add.
+    pub(crate) fn add_positions(&self, tape: &Tape, x: &Tensor, positions: &[i32]) -> Result<Tensor> {
+        let Some(table) = &self.weights.positions else { return Ok(x.clone()) };
+        let ids = Tensor::from_slice(positions, [positions.len()], &self.device)?;
+        Ok(ops::add(x, &ops::embedding(&tape.param(table), &ids)?)?)
+    }
+
+    /// Rows of the table of positions for memory tokens before, padding and text, memory tokens after.
+    fn positions(&self, segment: &Segment, before: usize, after: usize) -> Vec<i32> {
+        let (pad, text) = (segment.pad, segment.range.len());
+        // With wrap_pos, memory rows stand at the table's ends: RMT's and PRMT's reads first, writes last.
+        let (first, last) = match (&self.weights.positions, self.config.memory.wrap_pos()) {
+            (Some(table), true) => (before, table.value().dims()[0] - after),
+            _ => (before, before + text),
+        };
+        let run = |from: usize, n: usize| (from..from + n).map(|p| p as i32);
+        run(0, before).chain(std::iter::repeat_n(0, pad)).chain(run(first, text)).chain(run(last, after)).collect()
+    }
+
+    /// Which keys of a segment's input can be seen, `[B, T]`; `None` if all.
+    pub(crate) fn mask(&self, segment: &Segment, batch: usize) -> Result<Option<Tensor>> {
+        let Some(mask) = &segment.mask else { return Ok(None) };
+        let (before, after) = (self.config.memory.tokens_before(), self.config.memory.tokens_after());
+        let width = segment.width();
+        let full: Vec<i32> = mask
+            .chunks(width)
+            .flat_map(|row| std::iter::repeat_n(1, before).chain(row.iter().copied()).chain(std::iter::repeat_n(1, after)))
+            .collect();
+        Ok(Some(Tensor::from_slice(&full, [batch, before + width + after], &self.device)?))
+    }
+
+    /// Masks of several segments as one `[n, B, T]`; `None` if none hides anything.
+    pub(crate) fn stack_masks<'a>(
+        &self,
+        masks: impl Iterator<Item = Option<&'a Tensor>>,
+        batch: usize,
+        width: usize,
+    ) -> Result<Option<Tensor>> {
+        let masks: Vec<Option<&Tensor>> = masks.collect();
+        if masks.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let ones = Tensor::from_slice(&vec![1i32; batch * width], [batch, width], &self.device)?;
+        let parts =
+            masks.into_iter().map(|m| Ok(ops::reshape(m.unwrap_or(&ones), [1, batch, width])?)).collect::<Result<Vec<_>>>()?;
+        Ok(Some(ops::concat(&parts.iter().collect::<Vec<_>>(), 0)?))
+    }
+
+    /// RMT's memory for the next segment: the last m rows after the last norm.
+    pub(crate) fn rmt_memory(&self, tape: &Tape, h: &Tensor) -> Result<Tensor> {
+        let (t, m) = (h.dims()[1], self.config.memory.tokens_after());
+        self.last_norm(tape, &ops::narrow(h, 1, t - m, m)?)
+    }
+
+    /// The norm after the last layer.
+    pub(crate) fn last_norm(&self, tape: &Tape, h: &Tensor) -> Result<Tensor> {
+        let norm = &self.weights.last_norm;
+        self.apply_norm(h, &tape.param(&norm.gain), norm.bias.as_ref().map(|b| tape.param(b)).as_ref())
+    }
+
+    /// Logits `[.., V]` of outputs `[.., d]` of the last layer.
+    pub fn logits(&self, tape: &Tape, h: &Tensor) -> Result<Tensor> {
+        let h = self.last_norm(tape, h)?;
+        let flat = ops::reshape(&h, [h.shape().rows(), h.shape().last()])?;
+        let logits = ops::matmul_nt(&flat, &tape.param(self.weights.head()))?;
+        Ok(ops::reshape(&logits, h.shape().with_last(self.backbone.vocab))?)
+    }
+
+    /// Reads a batch and gives the logits of its tokens `[B, tokens, V]` in f32 on the host, and the memory afterwards. For tests and
+    /// short texts: all logits are kept.
+    pub fn forward(&self, batch: &Batch, state: &MemoryState, schedule: Choice) -> Result<(Vec<f32>, MemoryState)> {
+        self.forward_aligned(batch, state, schedule, self.config.segment_alignment)
+    }
+
+    /// The same with another alignment.
+    pub fn forward_aligned(
+        &self,
+        batch: &Batch,
+        state: &MemoryState,
+        schedule: Choice,
+        alignment: Alignment,
+    ) -> Result<(Vec<f32>, MemoryState)> {
+        state.expect_fits(self, batch.batch)?;
+        let segments = self.segments_aligned(batch, alignment)?;
+        let (tokens, vocab, before) = (batch.tokens(), self.backbone.vocab, self.config.memory.tokens_before());
+        let mut logits = vec![0f32; batch.batch * tokens * vocab];
+        let tape = Tape::off();
+        let state = schedule.schedule(self)?.run(self, &tape, &segments, state, &mut |s, h| {
+            let Segment { range, pad, .. } = &segments[s];
+            let text = ops::narrow(h, 1, before + pad, range.len())?;
+            let values = self.logits(&tape, &text)?.to_f32_vec()?;
+            for (b, row) in values.chunks(range.len() * vocab).enumerate() {
+                logits[(b * tokens + range.start) * vocab..][..row.len()].copy_from_slice(row);
+            }
+            Ok(())
+        })?;
+        Ok((logits, state))
+    }
+
+    /// The mean loss of the positions that `targets` ask for, on `tape`, and the memory afterwards. Only the rows that are asked for go
+    /// through the head.
+    pub fn loss(
+        &self,
+        tape: &Tape,
+        batch: &Batch,
+        targets: &Targets,
+        state: &MemoryState,
+        schedule: Choice,
+    ) -> Result<(Tensor, MemoryState)> {
+        state.expect_fits(self, batch.batch)?;
+        if targets.next.len() != batch.ids.len() {
+            return Err(Error::Argument(format!("{} targets for {} tokens", targets.next.len(), batch.ids.len())));
+        }
+        let segments = self.segments(batch)?;
+        let (tokens, before) = (batch.tokens(), self.config.memory.tokens_before());
+        let (mut rows, mut next): (Vec<Tensor>, Vec<i32>) = (Vec::new(), Vec::new());
+        let state = schedule.schedule(self)?.run(self, tape, &segments, state, &mut |s, h| {
+            let Segment { range, pad, .. } = &segments[s];
+            let (width, d) = (h.dims()[1], h.dims()[2]);
+            let mut picked = Vec::new();
+            for b in 0..batch.batch {
+                for i in range.clone() {
+                    let target = targets.next[b * tokens + i];
+                    if target >= 0 {
+                        picked.push((b * width + before + pad + i - range.start) as i32);
+                        next.push(target);
+                    }
+                }
+            }
+            if !picked.is_empty() {
+                let flat = ops::reshape(h, [batch.batch * width, d])?;
+                let ids = Tensor::from_slice(&picked, [picked.len()], &self.device)?;
+                rows.push(ops::embedding(&flat, &ids)?);
+            }
+            Ok(())
+        })?;
+        if rows.is_empty() {
+            return Err(Error::Argument("no position of the batch has a target".into()));
+        }
+        let h = if rows.len() == 1 { rows.remove(0) } else { ops::concat(&rows.iter().collect::<Vec<_>>(), 0)? };
+        let h = self.last_norm(tape, &h)?;
+        let next = Tensor::from_slice(&next, [next.len()], &self.device)?;
+        let loss = ops::linear_cross_entropy(&h, &tape.param(self.weights.head()), &next, 0)?;
+        Ok((loss, state))
+    }
+
+    /// Every parameter, in a fixed order.
+    pub fn params(&self) -> Vec<&Param> {
+        self.weights.params()
+    }
+
+    /// Whether the memory is one that a diagonal schedule can carry.
+    pub fn has_diagonal(&self) -> bool {
+        !matches!(self.config.memory, MemoryConfig::Rmt { .. })
+    }
+}
