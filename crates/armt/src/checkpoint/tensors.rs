@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use armt_engine::DType;
 use half::{bf16, f16};
@@ -17,9 +18,11 @@ type Found = (String, Vec<usize>, Vec<f32>);
 /// The tensors of a model folder or of one file, looked up by name.
 pub struct Tensors {
     path: PathBuf,
-    files: Vec<(PathBuf, Vec<u8>)>,
+    files: Arc<Vec<(PathBuf, Vec<u8>)>>,
     /// Name to file.
     index: HashMap<String, usize>,
+    /// What the files' names begin with and ours do not.
+    prefix: String,
 }
 
 impl Tensors {
@@ -49,7 +52,13 @@ impl Tensors {
             by_name.extend(tensors.names().into_iter().map(|name| (name.to_string(), i)));
             loaded.push((file, bytes));
         }
-        Ok(Tensors { path: path.into(), files: loaded, index: by_name })
+        Ok(Tensors { path: path.into(), files: Arc::new(loaded), index: by_name, prefix: String::new() })
+    }
+
+    /// The tensors whose names begin with `prefix`, under the rest of their names.
+    pub fn under(&self, prefix: &str) -> Self {
+        let index = self.index.iter().filter_map(|(name, i)| Some((name.strip_prefix(prefix)?.to_string(), *i))).collect();
+        Tensors { path: self.path.clone(), files: self.files.clone(), index, prefix: format!("{}{prefix}", self.prefix) }
     }
 
     /// What was opened.
@@ -70,7 +79,7 @@ impl Tensors {
         };
         let (file, bytes) = &self.files[i];
         let tensors = SafeTensors::deserialize(bytes).map_err(|e| Error::file(file, e))?;
-        let view = tensors.tensor(name).map_err(|e| Error::file(file, e))?;
+        let view = tensors.tensor(&format!("{}{name}", self.prefix)).map_err(|e| Error::file(file, e))?;
         let data = view.data();
         let values = match view.dtype() {
             Dtype::F32 => data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
