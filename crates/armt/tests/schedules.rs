@@ -1,0 +1,176 @@
+//! The diagonal schedule gives what the sequential one gives: outputs, memory and gradients, for any number of segments, layers and
+//! texts, ramps, short segments and padding included, from a memory that is not empty.
+
+#![allow(clippy::unwrap_used)]
+
+mod small;
+
+use armt::config::{Alignment, MemoryConfig};
+use armt::engine::{DType, Device, Param, Tape};
+use armt::memory::MemoryState;
+use armt::model::{Model, Targets};
+use armt::schedule::Choice;
+use armt::segment::Batch;
+use proptest::prelude::*;
+use small::{FAMILIES, memories, model, numbers, off, tokens, used_state};
+
+/// f32 rounding, relative to the largest value.
+const TOLERANCE: f32 = 1e-5;
+
+struct Run {
+    logits: Vec<f32>,
+    state: MemoryState,
+    loss: f32,
+    gradients: Vec<(String, Vec<f32>)>,
+}
+
+fn run(model: &Model, batch: &Batch, state: &MemoryState, schedule: Choice) -> Run {
+    let (logits, _) = model.forward(batch, state, schedule).unwrap();
+    model.params().iter().for_each(|p| p.zero_grad().unwrap());
+    let tape = Tape::new();
+    let targets = Targets::shifted(&batch.ids, None, batch.batch);
+    let (loss, state) = model.loss(&tape, batch, &targets, state, schedule).unwrap();
+    tape.backward(&loss).unwrap();
+    let gradients = model.export(Param::grad).unwrap().into_iter().map(|(name, _, g)| (name, g)).collect();
+    Run { logits, state, loss: loss.item().unwrap(), gradients }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn diagonal_and_sequential_agree(
+        family in 0..FAMILIES.len(),
+        memory in 0..6usize,
+        layers in 1..5usize,
+        size in 2..6usize,
+        length in 2..26usize,
+        batch in 1..4usize,
+        alignment in 0..3usize,
+        padded in any::<bool>(),
+        used in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let alignment = [Alignment::Left, Alignment::Right, Alignment::Center][alignment];
+        let config = small::config(FAMILIES[family], layers, memories()[memory].clone(), size, alignment);
+        let model = model(config, seed, &Device::cpu());
+        let mut text = tokens(batch, length, seed ^ 1);
+        if padded {
+            // The last text is half as long as the others.
+            let mask = (0..batch * length).map(|i| i32::from(i / length + 1 < batch || i % length <= length / 2));
+            text.mask = Some(mask.collect());
+        }
+        // A window has the width of the segment before; one from elsewhere would not fit.
+        let windowed = matches!(model.config().memory, MemoryConfig::None { sliding_window: true });
+        let state = if used && !windowed { used_state(&model, batch, seed ^ 2) } else { MemoryState::empty(&model, batch).unwrap() };
+        let (a, b) = (run(&model, &text, &state, Choice::Sequential), run(&model, &text, &state, Choice::Diagonal));
+        // Positions that see nothing but padding may be anything.
+        let seen = |logits: &[f32]| -> Vec<f32> {
+            let visible = |i: usize| text.mask.as_ref().is_none_or(|m| m[i] != 0);
+            logits.chunks(small::VOCAB).enumerate().filter(|(i, _)| visible(*i)).flat_map(|(_, row)| row.to_vec()).collect()
+        };
+        prop_assert!(off(&seen(&b.logits), &seen(&a.logits)) < TOLERANCE, "logits differ by {}", off(&b.logits, &a.logits));
+        prop_assert!((a.loss - b.loss).abs() < TOLERANCE * a.loss.abs());
+        prop_assert!(off(&numbers(&b.state), &numbers(&a.state)) < TOLERANCE, "memory differs");
+        prop_assert_eq!((a.state.tokens_read, a.state.segments_read), (b.state.tokens_read, b.state.segments_read));
+        for ((name, x), (_, y)) in a.gradients.iter().zip(&b.gradients) {
+            let largest = x.iter().fold(0f32, |m, g| m.max(g.abs()));
+            let most = x.iter().zip(y).map(|(x, y)| (x - y).abs()).fold(0f32, f32::max);
+            prop_assert!(most <= TOLERANCE * largest.max(1e-3), "gradient of {} differs by {:e} of {:e}", name, most, largest);
+        }
+    }
+}
+
+#[test]
+fn rmt_has_no_diagonal_and_says_why() {
+    let config = small::config("gpt2", 2, MemoryConfig::Rmt { tokens: 2, wrap_pos: false }, 4, Alignment::Left);
+    let model = model(config, 1, &Device::cpu());
+    let text = tokens(1, 8, 2);
+    let state = MemoryState::empty(&model, 1).unwrap();
+    let error = model.forward(&text, &state, Choice::Diagonal).err().unwrap().to_string();
+    assert!(error.contains("RMT") && error.contains("last layer"), "{error}");
+    assert!(model.forward(&text, &state, Choice::Auto).is_ok());
+}
+
+#[test]
+fn layers_without_memory_are_not_touched_by_it() {
+    let MemoryConfig::Associative(mut memory) = memories().remove(0) else { panic!() };
+    memory.memory_layers = Some(vec![]);
+    let none = small::config("gpt2", 3, MemoryConfig::Associative(memory), 4, Alignment::Left);
+    let model = model(none, 3, &Device::cpu());
+    let text = tokens(1, 4, 4);
+    let empty = model.forward(&text, &MemoryState::empty(&model, 1).unwrap(), Choice::Diagonal).unwrap().0;
+    let used = model.forward(&text, &used_state(&model, 1, 5), Choice::Diagonal).unwrap().0;
+    assert_eq!(empty, used, "with no layer to read it, a memory changes nothing");
+}
+
+#[test]
+fn a_window_sees_the_previous_segment_and_no_further() {
+    let config = small::config("llama", 1, MemoryConfig::None { sliding_window: true }, 4, Alignment::Left);
+    let model = model(config, 6, &Device::cpu());
+    let logits = |ids: Vec<i32>| {
+        let batch = Batch { ids, batch: 1, mask: None };
+        model.forward(&batch, &MemoryState::empty(&model, 1).unwrap(), Choice::Diagonal).unwrap().0
+    };
+    let base = tokens(1, 12, 7).ids;
+    let change = |at: usize| {
+        let mut ids = base.clone();
+        ids[at] = (ids[at] + 1) % small::VOCAB as i32;
+        logits(ids)
+    };
+    let (plain, last) = (logits(base.clone()), 11 * small::VOCAB..12 * small::VOCAB);
+    assert!(off(&change(6)[last.clone()], &plain[last.clone()]) > 1e-4, "the previous segment is seen");
+    assert_eq!(&change(1)[last.clone()], &plain[last], "with one layer, the one before it is not");
+}
+
+/// From fixed weights and data, ten training steps. On the GPU where there is one: `cargo test --test schedules ten_losses`.
+#[test]
+fn ten_losses_are_the_same_under_every_schedule() {
+    let losses = |device: &Device, schedule: Choice| -> Vec<f32> {
+        let config = small::config("gpt2", 3, memories().remove(0), 4, Alignment::Left);
+        let model = model(config, 8, device);
+        let group =
+            armt::engine::optim::Group { params: model.params().into_iter().cloned().collect(), weight_decay: 0.01, rate: 1.0 };
+        let mut optimizer = armt::engine::optim::AdamW::new(vec![group], Default::default()).unwrap();
+        (0..10)
+            .map(|step| {
+                let text = tokens(3, 18, step % 3);
+                let tape = Tape::new();
+                let targets = Targets::shifted(&text.ids, None, 3);
+                let state = MemoryState::empty(&model, 3).unwrap();
+                let (loss, _) = model.loss(&tape, &text, &targets, &state, schedule).unwrap();
+                optimizer.zero_grad().unwrap();
+                tape.backward(&loss).unwrap();
+                optimizer.step(3e-3).unwrap();
+                loss.item().unwrap()
+            })
+            .collect()
+    };
+    let sequential = losses(&Device::cpu(), Choice::Sequential);
+    assert!(sequential[9] < sequential[0], "{sequential:?}");
+    let mut others = vec![("cpu diagonal", losses(&Device::cpu(), Choice::Diagonal))];
+    match Device::cuda(0) {
+        Ok(cuda) => others.push(("cuda diagonal", losses(&cuda, Choice::Diagonal))),
+        Err(why) => println!("not on the GPU: {why}"),
+    }
+    for (name, other) in others {
+        println!("{name}: {other:?}");
+        for (a, b) in sequential.iter().zip(&other) {
+            assert!((a - b).abs() < 1e-3 * a.abs(), "{name}: {other:?} instead of {sequential:?}");
+        }
+    }
+}
+
+#[test]
+fn bf16_weights_give_nearly_the_same_losses() {
+    let config = small::config("llama", 2, memories().remove(0), 4, Alignment::Left);
+    let text = tokens(2, 10, 9);
+    let loss = |dtype: DType| {
+        let model = Model::fresh(config.clone(), 10, dtype, &Device::cpu()).unwrap();
+        let targets = Targets::shifted(&text.ids, None, 2);
+        let state = MemoryState::empty(&model, 2).unwrap();
+        model.loss(&Tape::off(), &text, &targets, &state, Choice::Auto).unwrap().0.item().unwrap()
+    };
+    let (full, half) = (loss(DType::F32), loss(DType::BF16));
+    assert!((full - half).abs() < 2e-2 * full, "{full} and {half}");
+}

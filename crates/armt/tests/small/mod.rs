@@ -1,0 +1,103 @@
+//! Small random models of every family and memory, for tests.
+
+#![allow(dead_code, clippy::unwrap_used)] // each test binary uses its part
+
+use armt::config::{Alignment, Associative, Config, MemoryConfig, ModelType};
+use armt::engine::{DType, Device, Tensor};
+use armt::memory::{Content, MemoryState};
+use armt::model::Model;
+use armt::random::Random;
+use armt::segment::Batch;
+use serde_json::{Value, json};
+
+pub const VOCAB: usize = 23;
+pub const FAMILIES: [&str; 4] = ["gpt2", "gpt_neox", "gpt_neox serial", "llama"];
+
+/// A Hugging Face configuration of a small backbone.
+pub fn backbone(family: &str, layers: usize) -> Value {
+    match family {
+        "gpt2" => {
+            json!({"model_type": "gpt2", "vocab_size": VOCAB, "n_positions": 32, "n_embd": 16, "n_layer": layers, "n_head": 2})
+        }
+        "llama" => json!({"model_type": "llama", "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 24,
+            "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": true,
+            "rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}),
+        _ => json!({"model_type": "gpt_neox", "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 20,
+            "num_hidden_layers": layers, "num_attention_heads": 2, "max_position_embeddings": 64, "rotary_pct": 0.5,
+            "use_parallel_residual": family == "gpt_neox"}),
+    }
+}
+
+/// The memories that have a diagonal schedule, and RMT.
+pub fn memories() -> Vec<MemoryConfig> {
+    let associative = Associative { tokens: 2, d_mem: 4, nu: 3, correction: true, wrap_pos: false, memory_layers: None };
+    vec![
+        MemoryConfig::Associative(associative.clone()),
+        MemoryConfig::Associative(Associative { correction: false, nu: 2, ..associative.clone() }),
+        MemoryConfig::Associative(Associative { memory_layers: Some(vec![0]), ..associative }),
+        MemoryConfig::Prmt { tokens: 2, wrap_pos: false },
+        MemoryConfig::None { sliding_window: false },
+        MemoryConfig::None { sliding_window: true },
+        MemoryConfig::Rmt { tokens: 2, wrap_pos: false },
+    ]
+}
+
+pub fn config(family: &str, layers: usize, memory: MemoryConfig, segment_size: usize, alignment: Alignment) -> Config {
+    let backbone = backbone(family, layers);
+    Config { model_type: ModelType::Armt, segment_size, segment_alignment: alignment, memory, backbone }
+}
+
+/// A model all of whose parameters are random: fresh ones have zeros that hide errors.
+pub fn model(config: Config, seed: u64, device: &Device) -> Model {
+    let model = Model::fresh(config, seed, DType::F32, device).unwrap();
+    let mut random = Random::new(seed);
+    for p in model.params() {
+        let gain = if p.name().ends_with("gain") { 1.0 } else { 0.0 };
+        let values: Vec<f32> = (0..p.value().elements()).map(|_| (gain + 0.25 * random.normal()) as f32).collect();
+        p.set(&Tensor::from_slice(&values, p.value().shape(), device).unwrap()).unwrap();
+    }
+    model
+}
+
+/// Random tokens.
+pub fn tokens(batch: usize, tokens: usize, seed: u64) -> Batch {
+    let mut random = Random::new(seed);
+    Batch { ids: (0..batch * tokens).map(|_| random.below(VOCAB) as i32).collect(), batch, mask: None }
+}
+
+/// A memory as it might be after some reading: nothing in it is zero. Kinds without a form of their own read a segment for it.
+pub fn used_state(model: &Model, batch: usize, seed: u64) -> MemoryState {
+    let empty = MemoryState::empty(model, batch).unwrap();
+    let Content::Associative { a, z } = &empty.content else {
+        let text = tokens(batch, model.config().segment_size, seed);
+        return model.forward(&text, &empty, armt::schedule::Choice::Sequential).unwrap().1;
+    };
+    let mut random = Random::new(seed);
+    let mut fill = |t: &Tensor, f: &dyn Fn(f64) -> f64| {
+        let values: Vec<f32> = (0..t.elements()).map(|_| f(random.normal()) as f32).collect();
+        Tensor::from_slice(&values, t.shape(), model.device()).unwrap()
+    };
+    let content = Content::Associative { a: fill(a, &|x| 0.3 * x), z: fill(z, &|x| 0.5 + 0.3 * x.abs()) };
+    MemoryState { content, batch, tokens_read: 5, segments_read: 1 }
+}
+
+/// Everything a state holds, as numbers.
+pub fn numbers(state: &MemoryState) -> Vec<f32> {
+    let tensors: Vec<&Tensor> = match &state.content {
+        Content::Associative { a, z } => vec![a, z],
+        Content::Rmt(m) | Content::Prmt(m) => m.iter().collect(),
+        Content::Window(w) => w.iter().map(|(k, _)| k).collect(),
+        Content::None => vec![],
+    };
+    tensors.iter().flat_map(|t| t.to_f32_vec().unwrap()).collect()
+}
+
+/// Largest difference, relative to the largest value.
+pub fn off(got: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(got.len(), want.len());
+    let largest = want.iter().fold(1e-6f32, |m, x| m.max(x.abs()));
+    let most =
+        got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0f32, |m, d| if d.is_nan() { f32::INFINITY } else { m.max(d) });
+    most / largest
+}
