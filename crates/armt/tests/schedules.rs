@@ -36,7 +36,7 @@ fn run(model: &Model, batch: &Batch, state: &MemoryState, schedule: Choice) -> R
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
     fn diagonal_and_sequential_agree(

@@ -1,0 +1,283 @@
+//! Memory files and model folders: back to the bit, or refused with the reason.
+
+#![allow(clippy::unwrap_used)]
+
+mod small;
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use armt::checkpoint::Tensors;
+use armt::config::{Alignment, Associative, MemoryConfig};
+use armt::engine::{DType, Device, Param, Tensor};
+use armt::memory::{Content, MemoryState};
+use armt::model::Model;
+use armt::schedule::Choice;
+use armt::segment::Batch;
+use safetensors::tensor::{Dtype, TensorView};
+use small::{FAMILIES, memories, model, numbers, tokens, used_state};
+
+fn cpu() -> Device {
+    Device::cpu()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+fn armt(family: &str, seed: u64) -> Model {
+    model(small::config(family, 2, memories().remove(0), 4, Alignment::Left), seed, &cpu())
+}
+
+#[test]
+fn reading_on_from_a_file_gives_the_bits_of_reading_in_one_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("memory.safetensors");
+    for memory in memories() {
+        let model = model(small::config("gpt2", 3, memory.clone(), 4, Alignment::Left), 1, &cpu());
+        let text = tokens(2, 32, 2);
+        let part = |from: usize, to: usize| {
+            let ids = (0..2).flat_map(|b| text.ids[b * 32 + from..b * 32 + to].to_vec()).collect();
+            Batch { ids, batch: 2, mask: None }
+        };
+        let empty = MemoryState::empty(&model, 2).unwrap();
+        let (_, whole) = model.forward(&text, &empty, Choice::Auto).unwrap();
+        let (_, half) = model.forward(&part(0, 12), &empty, Choice::Auto).unwrap();
+        half.save(&path, &model).unwrap();
+        let restored = MemoryState::load(&path, &model).unwrap();
+        assert_eq!((restored.tokens_read, restored.segments_read, restored.batch), (12, 3, 2));
+        assert_eq!(bits(&numbers(&restored)), bits(&numbers(&half)), "{}", memory.kind());
+        let (_, end) = model.forward(&part(12, 32), &restored, Choice::Auto).unwrap();
+        assert_eq!(bits(&numbers(&end)), bits(&numbers(&whole)), "{}", memory.kind());
+        assert_eq!((end.tokens_read, end.segments_read), (32, 8));
+    }
+}
+
+#[test]
+fn a_state_can_be_kept_and_used_twice() {
+    let model = armt("llama", 3);
+    let state = used_state(&model, 1, 4);
+    let before = numbers(&state);
+    let (a, _) = model.forward(&tokens(1, 6, 5), &state.clone(), Choice::Auto).unwrap();
+    let (b, _) = model.forward(&tokens(1, 6, 5), &state.detach(), Choice::Auto).unwrap();
+    assert_eq!((bits(&a), bits(&before)), (bits(&b), bits(&numbers(&state))), "reading changes no state it was given");
+}
+
+#[test]
+fn a_memory_file_that_does_not_fit_is_refused_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("memory.safetensors");
+    let model = armt("gpt2", 6);
+    used_state(&model, 1, 7).save(&path, &model).unwrap();
+    let good = std::fs::read(&path).unwrap();
+    let refused = |bytes: &[u8], model: &Model, word: &str| {
+        std::fs::write(&path, bytes).unwrap();
+        let error = MemoryState::load(&path, model).err().unwrap().to_string();
+        assert!(error.contains(word) && error.contains("memory.safetensors"), "{error}");
+    };
+    refused(&good, &armt("gpt2", 8), "another model");
+    refused(&good, &armt("llama", 6), "another model");
+    refused(&good[..good.len() - 5], &model, "not a whole memory file");
+    refused(&good[..100], &model, "not a whole memory file");
+    refused(b"", &model, "not a whole memory file");
+    let mut flipped = good.clone();
+    let end = flipped.len() - 7;
+    flipped[end] ^= 1;
+    refused(&flipped, &model, "checksum");
+    // A file that is whole and of this model, but holds NaN.
+    let state = used_state(&model, 1, 7);
+    let Content::Associative { a, z } = &state.content else { panic!() };
+    let mut values = a.to_vec::<f32>().unwrap();
+    values[3] = f32::NAN;
+    let a = Tensor::from_slice(&values, a.shape(), &cpu()).unwrap();
+    let broken = MemoryState { content: Content::Associative { a, z: z.clone() }, ..state.clone() };
+    broken.save(&path, &model).unwrap();
+    refused(&std::fs::read(&path).unwrap(), &model, "NaN");
+    // Any other safetensors file.
+    model.save(dir.path(), DType::F32).unwrap();
+    refused(&std::fs::read(dir.path().join("model.safetensors")).unwrap(), &model, "format");
+    assert!(MemoryState::load(Path::new("nowhere.safetensors"), &model).is_err());
+    // A memory of two texts is not one of three.
+    let error = model.forward(&tokens(3, 5, 1), &used_state(&model, 2, 1), Choice::Auto).err().unwrap().to_string();
+    assert!(error.contains("2 text"), "{error}");
+}
+
+#[test]
+fn the_state_of_gpt2_size_is_as_documented() {
+    // L dk (d + 1) floats: 12 layers, dk = 2 * 3 * 64, d = 768.
+    assert_eq!(12 * 384 * (768 + 1) * 4, 14_174_208);
+    let model = armt("gpt2", 9);
+    let (l, dk, d) = (2, 2 * 3 * 4, 16);
+    assert_eq!(MemoryState::empty(&model, 3).unwrap().bytes(), 3 * l * dk * (d + 1) * 4);
+}
+
+#[test]
+fn a_saved_model_loads_back_to_the_bit_in_f32_and_bf16() {
+    for family in FAMILIES {
+        for memory in memories() {
+            let dir = tempfile::tempdir().unwrap();
+            let model = model(small::config(family, 2, memory, 4, Alignment::Right), 10, &cpu());
+            model.save(dir.path(), DType::F32).unwrap();
+            let loaded = Model::load(dir.path(), DType::F32, &cpu()).unwrap();
+            assert_eq!(loaded.config(), model.config());
+            for (a, b) in model.params().iter().zip(loaded.params()) {
+                assert_eq!(bits(&a.value().to_vec::<f32>().unwrap()), bits(&b.value().to_vec::<f32>().unwrap()), "{}", a.name());
+            }
+            assert_eq!(model.fingerprint().unwrap(), loaded.fingerprint().unwrap());
+            // bf16 rounds once; from then on it is exact.
+            model.save(dir.path(), DType::BF16).unwrap();
+            let once = Model::load(dir.path(), DType::F32, &cpu()).unwrap();
+            once.save(dir.path(), DType::BF16).unwrap();
+            let twice = Model::load(dir.path(), DType::F32, &cpu()).unwrap();
+            assert_ne!(once.fingerprint().unwrap(), model.fingerprint().unwrap());
+            assert_eq!(once.fingerprint().unwrap(), twice.fingerprint().unwrap());
+        }
+    }
+}
+
+/// Writes tensors as Hugging Face does, in one file or in shards with an index.
+fn write_hugging_face(folder: &Path, config: &serde_json::Value, tensors: &[(String, Vec<usize>, Vec<f32>)], shards: usize) {
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let bytes: Vec<Vec<u8>> = tensors.iter().map(|(_, _, v)| v.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
+    let mut map = HashMap::new();
+    for shard in 0..shards {
+        let file = if shards == 1 { "model.safetensors".into() } else { format!("model-{shard:05}-of-{shards:05}.safetensors") };
+        let views: Vec<(&str, TensorView<'_>)> = tensors
+            .iter()
+            .zip(&bytes)
+            .enumerate()
+            .filter(|(i, _)| i % shards == shard)
+            .map(|(_, ((name, shape, _), bytes))| (name.as_str(), TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap()))
+            .collect();
+        map.extend(views.iter().map(|(name, _)| (name.to_string(), file.clone())));
+        std::fs::write(folder.join(&file), safetensors::serialize(views, None).unwrap()).unwrap();
+    }
+    if shards > 1 {
+        let index = serde_json::json!({"metadata": {}, "weight_map": map});
+        std::fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    }
+}
+
+/// A plain backbone and its tensors under Hugging Face's names.
+fn plain(family: &str) -> (Model, Vec<(String, Vec<usize>, Vec<f32>)>) {
+    let config = small::config(family, 2, MemoryConfig::None { sliding_window: false }, 8, Alignment::Left);
+    let model = model(config, 11, &cpu());
+    let tensors = model.export(Param::value).unwrap();
+    (model, tensors)
+}
+
+#[test]
+fn hugging_face_folders_load_whole_or_in_shards() {
+    for family in FAMILIES {
+        let (model, tensors) = plain(family);
+        for shards in [1, 3] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut backbone = model.config().backbone.clone();
+            backbone["max_position_embeddings"] = 8.into();
+            if family == "gpt2" {
+                // The published GPT-2 files leave out the prefix.
+                let short: Vec<_> = tensors
+                    .iter()
+                    .map(|(n, s, v)| (n.trim_start_matches("transformer.").to_string(), s.clone(), v.clone()))
+                    .collect();
+                write_hugging_face(dir.path(), &backbone, &short, shards);
+            } else {
+                write_hugging_face(dir.path(), &backbone, &tensors, shards);
+            }
+            let loaded = Model::load(dir.path(), DType::F32, &cpu()).unwrap();
+            for (a, b) in model.params().iter().zip(loaded.params()) {
+                assert_eq!(a.value().to_vec::<f32>().unwrap(), b.value().to_vec::<f32>().unwrap(), "{family} {}", a.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn converting_keeps_the_backbone_and_starts_the_memory_as_the_authors_do() {
+    for family in FAMILIES {
+        let (backbone, tensors) = plain(family);
+        let dir = tempfile::tempdir().unwrap();
+        write_hugging_face(dir.path(), &backbone.config().backbone, &tensors, 1);
+        let wrap_pos = family == "gpt2";
+        let memory = Associative { tokens: 3, d_mem: 4, nu: 3, correction: true, wrap_pos, memory_layers: None };
+        let model = Model::convert(dir.path(), MemoryConfig::Associative(memory), 8, 12, &cpu()).unwrap();
+        // Without a memory to read, the first segment's logits are the backbone's, but for memory tokens that come after.
+        let text = tokens(2, 8, 13);
+        let (a, _) = backbone.forward(&text, &MemoryState::empty(&backbone, 2).unwrap(), Choice::Auto).unwrap();
+        let (b, state) = model.forward(&text, &MemoryState::empty(&model, 2).unwrap(), Choice::Auto).unwrap();
+        assert!(small::off(&b, &a) < 1e-5, "{family}");
+        let weights = model.weights().associative.as_ref().unwrap();
+        assert!(weights.value.value().to_vec::<f32>().unwrap().iter().all(|x| *x == 0.0));
+        let Content::Associative { a, z } = &state.content else { panic!() };
+        assert!(a.to_vec::<f32>().unwrap().iter().all(|x| *x == 0.0), "values are zero at first");
+        assert!(z.to_vec::<f32>().unwrap().iter().any(|x| *x > 0.0));
+        let spread = |p: &Param| {
+            let v = p.value().to_vec::<f32>().unwrap();
+            (v.iter().map(|x| x * x).sum::<f32>() / v.len() as f32).sqrt()
+        };
+        let ratio = spread(model.weights().memory.as_ref().unwrap()) / spread(&model.weights().embed);
+        assert!(ratio > 0.6 && ratio < 1.6, "memory tokens have the embedding's spread, not {ratio} of it");
+        if wrap_pos {
+            let table = model.weights().positions.as_ref().unwrap().value();
+            assert_eq!(table.dims(), [35, 16]);
+            let old = backbone.weights().positions.as_ref().unwrap().value().to_vec::<f32>().unwrap();
+            assert_eq!(table.to_vec::<f32>().unwrap()[..old.len()], old);
+        }
+        // What was converted saves and loads like any other.
+        let out = tempfile::tempdir().unwrap();
+        model.save(out.path(), DType::F32).unwrap();
+        assert_eq!(Model::load(out.path(), DType::F32, &cpu()).unwrap().fingerprint().unwrap(), model.fingerprint().unwrap());
+    }
+}
+
+#[test]
+fn a_model_file_that_does_not_fit_is_refused_and_changes_nothing() {
+    let (model, tensors) = plain("llama");
+    let before = model.fingerprint().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |change: &dyn Fn(&mut Vec<(String, Vec<usize>, Vec<f32>)>), word: &str| {
+        let mut tensors = tensors.clone();
+        change(&mut tensors);
+        write_hugging_face(dir.path(), &model.config().backbone, &tensors, 1);
+        let error = model.set_weights(&Tensors::open(dir.path()).unwrap()).err().unwrap().to_string();
+        assert!(error.contains(word), "{error}");
+        assert_eq!(model.fingerprint().unwrap(), before);
+    };
+    refused(&|t| t.retain(|(name, _, _)| !name.contains("layers.1.self_attn.k_proj")), "layers.1.self_attn.k_proj.weight");
+    refused(&|t| t[0].1.reverse(), "[23, 16]");
+    refused(&|t| t[1].2[0] = f32::INFINITY, "inf");
+    let truncated = std::fs::read(dir.path().join("model.safetensors")).unwrap();
+    std::fs::write(dir.path().join("model.safetensors"), &truncated[..truncated.len() - 9]).unwrap();
+    assert!(Tensors::open(dir.path()).is_err());
+}
+
+#[test]
+fn configurations_that_cannot_be_are_refused_by_key() {
+    let base = || small::config("gpt2", 2, memories().remove(0), 4, Alignment::Left);
+    let refused = |config: armt::Config, word: &str| {
+        let error = config.check().err().unwrap().to_string();
+        assert!(error.contains(word), "{error}");
+    };
+    refused(armt::Config { segment_size: 0, ..base() }, "segment_size");
+    refused(armt::Config { segment_size: 31, ..base() }, "32 positions");
+    let with = |key: &str, value: serde_json::Value| {
+        let mut config = base();
+        config.backbone[key] = value;
+        config
+    };
+    refused(with("n_head", 3.into()), "heads");
+    refused(with("n_embd", "wide".into()), "n_embd");
+    refused(with("activation_function", "relu".into()), "activation_function");
+    refused(with("model_type", "bert".into()), "bert");
+    let mut layers = base();
+    if let MemoryConfig::Associative(a) = &mut layers.memory {
+        a.memory_layers = Some(vec![2]);
+    }
+    refused(layers, "memory_layers");
+    let dir = tempfile::tempdir().unwrap();
+    let mut value = serde_json::to_value(base()).unwrap();
+    value["segmentsize"] = 4.into();
+    std::fs::write(dir.path().join("config.json"), value.to_string()).unwrap();
+    let error = armt::Config::load(dir.path()).err().unwrap().to_string();
+    assert!(error.contains("segmentsize") && error.contains("config.json"), "{error}");
+}

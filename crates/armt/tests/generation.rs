@@ -1,0 +1,111 @@
+//! Generation: the cache changes nothing, full segments go into the memory, and sampling is seeded.
+
+#![allow(clippy::unwrap_used)]
+
+mod small;
+
+use armt::config::{Alignment, MemoryConfig};
+use armt::engine::Device;
+use armt::generate::{Options, Sampling};
+use armt::memory::MemoryState;
+use armt::model::Model;
+use armt::schedule::Choice;
+use armt::segment::Batch;
+use small::{FAMILIES, memories, model, numbers, off, tokens};
+
+fn of(family: &str, memory: MemoryConfig, seed: u64) -> Model {
+    model(small::config(family, 2, memory, 6, Alignment::Left), seed, &Device::cpu())
+}
+
+fn generate(model: &Model, prompt: &Batch, options: &Options) -> armt::generate::Generated {
+    model.generate(prompt, &MemoryState::empty(model, prompt.batch).unwrap(), options, &mut |_| {}).unwrap()
+}
+
+/// Logits of the next token without a cache: the prompt grows by a token and everything runs again.
+fn plainly(model: &Model, prompt: &Batch, steps: usize) -> (Vec<Vec<i32>>, Vec<Vec<f32>>) {
+    let options = Options { max_new_tokens: 1, roll_over: false, ..Options::default() };
+    let mut rows: Vec<Vec<i32>> = prompt.ids.chunks(prompt.tokens()).map(<[i32]>::to_vec).collect();
+    let (mut tokens, mut logits) = (vec![Vec::new(); rows.len()], Vec::new());
+    for _ in 0..steps {
+        let out = generate(model, &Batch::from_rows(&rows).unwrap(), &options);
+        for (b, new) in out.tokens.iter().enumerate() {
+            rows[b].push(new[0]);
+            tokens[b].push(new[0]);
+        }
+        logits.extend(out.logits);
+    }
+    (tokens, logits)
+}
+
+#[test]
+fn the_cache_gives_what_running_everything_again_gives() {
+    for family in FAMILIES {
+        for memory in memories() {
+            if memory == (MemoryConfig::None { sliding_window: true }) {
+                continue; // its window is of whole segments, which a prompt is not
+            }
+            let model = of(family, memory, 1);
+            let prompt = tokens(2, 14, 2); // two full segments and two tokens
+            let options = Options { max_new_tokens: 4, roll_over: false, ..Options::default() };
+            let out = generate(&model, &prompt, &options);
+            let (want, logits) = plainly(&model, &prompt, 4);
+            assert_eq!(out.tokens, want, "{family} {}", model.config().memory.kind());
+            for (a, b) in out.logits.iter().zip(&logits) {
+                assert!(off(a, b) < 1e-4, "{family} {}: {}", model.config().memory.kind(), off(a, b));
+            }
+            assert_eq!(out.state.segments_read, 2, "the open segment is not written");
+        }
+    }
+}
+
+#[test]
+fn a_full_segment_goes_into_the_memory_and_the_next_begins() {
+    let model = of("gpt_neox", memories().remove(0), 3);
+    let prompt = tokens(1, 4, 4);
+    let out = generate(&model, &prompt, &Options { max_new_tokens: 12, ..Options::default() });
+    assert_eq!(out.tokens[0].len(), 12);
+    assert_eq!((out.state.segments_read, out.state.tokens_read), (2, 12));
+    // The memory is that of the same text read.
+    let text: Vec<i32> = prompt.ids.iter().chain(&out.tokens[0]).take(12).copied().collect();
+    let read = Batch { ids: text, batch: 1, mask: None };
+    let (_, state) = model.forward(&read, &MemoryState::empty(&model, 1).unwrap(), Choice::Sequential).unwrap();
+    assert!(off(&numbers(&out.state), &numbers(&state)) < 1e-5);
+}
+
+#[test]
+fn a_stop_token_ends_a_text_and_the_others_go_on() {
+    let model = of("llama", memories().remove(0), 5);
+    let prompt = tokens(3, 5, 6);
+    let free = generate(&model, &prompt, &Options { max_new_tokens: 6, ..Options::default() });
+    let stop = free.tokens[0][1];
+    let out = generate(&model, &prompt, &Options { max_new_tokens: 6, stop: vec![stop], ..Options::default() });
+    let until = |row: &[i32]| row.iter().position(|t| *t == stop).map_or(row.len(), |i| i + 1);
+    for (a, b) in free.tokens.iter().zip(&out.tokens) {
+        assert_eq!(&a[..until(a)], b.as_slice());
+    }
+    assert!(out.tokens[0].len() <= 2);
+}
+
+#[test]
+fn equal_seeds_give_equal_texts() {
+    let model = of("gpt2", memories().remove(0), 7);
+    let prompt = tokens(1, 5, 8);
+    let text = |seed: u64| {
+        let sampling = Sampling::Random { temperature: 1.5, top_k: Some(10), top_p: Some(0.95), seed };
+        generate(&model, &prompt, &Options { max_new_tokens: 20, sampling, ..Options::default() }).tokens
+    };
+    assert_eq!(text(1), text(1));
+    assert_ne!(text(1), text(2));
+}
+
+#[test]
+fn a_prompt_that_cannot_be_continued_is_refused() {
+    let model = of("gpt2", memories().remove(0), 9);
+    let state = MemoryState::empty(&model, 2).unwrap();
+    let uneven = Batch::from_rows(&[vec![1, 2, 3], vec![1]]).unwrap();
+    let error = model.generate(&uneven, &state, &Options::default(), &mut |_| {}).err().unwrap().to_string();
+    assert!(error.contains("equal length"), "{error}");
+    let outside = Batch { ids: vec![1, 99], batch: 2, mask: None };
+    let error = model.generate(&outside, &state, &Options::default(), &mut |_| {}).err().unwrap().to_string();
+    assert!(error.contains("99") && error.contains("23"), "{error}");
+}
