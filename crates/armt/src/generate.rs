@@ -132,7 +132,8 @@ impl Model {
         match (&self.backbone.positions, &self.rotary) {
             (Positions::Learned(rows), _) if self.config.memory.wrap_pos() => *rows,
             (Positions::Learned(rows), _) => rows - before,
-            (_, Some((cos, _))) => cos.dims()[0] - before,
+            // Half of the table is for the segment before, where a window sees it.
+            (_, Some((cos, _))) => cos.dims()[0] / 2 - before,
             (_, None) => usize::MAX,
         }
     }
@@ -149,7 +150,14 @@ struct Caches {
 impl Caches {
     fn new(model: &Model, state: &MemoryState, tape: &Tape) -> Result<Self> {
         let layers = (0..model.backbone().layers)
-            .map(|l| Ok((state.layers(model, l..l + 1, tape)?, Cache::default())))
+            .map(|l| {
+                let memory = state.layers(model, l..l + 1, tape)?;
+                let cache = match &memory {
+                    LayerMemory::Window(Some((qkv, seen))) => model.window_cache(qkv, seen)?,
+                    _ => Cache::default(),
+                };
+                Ok((memory, cache))
+            })
             .collect::<Result<Vec<_>>>()?;
         let carried = if let Content::Rmt(m) = &state.content { m.clone() } else { None };
         Ok(Caches { layers, carried, batch: state.batch })

@@ -47,7 +47,7 @@ mod tests {
         let mean = normal.iter().sum::<f64>() / n as f64;
         let variance = normal.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n as f64;
         assert!(mean.abs() < 0.03 && (variance - 1.0).abs() < 0.05);
-        let mut counts = [0; 5];
+        let mut counts = [0i32; 5];
         (0..n).for_each(|_| counts[r.below(5)] += 1);
         assert!(counts.iter().all(|c| (*c - n / 5).abs() < n / 50));
     }

@@ -1,8 +1,7 @@
 //! Cutting a batch of texts into segments, with what each segment needs beside its tokens.
 //!
 //! All segments of a text have one width, so that layers of different segments can run together: a short one is padded at its left, where
-//! padding is hidden as keys. Learned positions are looked up per token and so start at 0 with the first real one; rotary positions
-//! are relative, so a shift of the whole segment changes nothing.
+//! padding is hidden as keys. Positions, learned or rotary, are those of the segment without its padding.
 
 use std::ops::Range;
 

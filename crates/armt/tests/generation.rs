@@ -41,9 +41,6 @@ fn plainly(model: &Model, prompt: &Batch, steps: usize) -> (Vec<Vec<i32>>, Vec<V
 fn the_cache_gives_what_running_everything_again_gives() {
     for family in FAMILIES {
         for memory in memories() {
-            if memory == (MemoryConfig::None { sliding_window: true }) {
-                continue; // its window is of whole segments, which a prompt is not
-            }
             let model = of(family, memory, 1);
             let prompt = tokens(2, 14, 2); // two full segments and two tokens
             let options = Options { max_new_tokens: 4, roll_over: false, ..Options::default() };
@@ -54,6 +51,22 @@ fn the_cache_gives_what_running_everything_again_gives() {
                 assert!(off(a, b) < 1e-4, "{family} {}: {}", model.config().memory.kind(), off(a, b));
             }
             assert_eq!(out.state.segments_read, 2, "the open segment is not written");
+        }
+    }
+}
+
+#[test]
+fn the_first_token_after_a_prompt_is_the_one_that_reading_it_predicts() {
+    // With memory tokens after the text or without, what comes before them cannot see them.
+    for family in FAMILIES {
+        for memory in memories() {
+            let model = of(family, memory, 10);
+            let prompt = tokens(2, 15, 11);
+            let out = generate(&model, &prompt, &Options { max_new_tokens: 1, ..Options::default() });
+            let (logits, _) = model.forward(&prompt, &MemoryState::empty(&model, 2).unwrap(), Choice::Sequential).unwrap();
+            let v = small::VOCAB;
+            let last: Vec<f32> = (0..2).flat_map(|b| logits[(b * 15 + 14) * v..][..v].to_vec()).collect();
+            assert!(off(&out.logits[0], &last) < 1e-4, "{family} {}", model.config().memory.kind());
         }
     }
 }

@@ -9,7 +9,8 @@ use crate::tensor::{DType, Tensor};
 
 /// Rotates the query and key heads of qkv `[.., T, (H + 2 Hk) size]`, rows packed as [q heads | k heads | v heads]; v is copied.
 ///
-/// cos and sin are f32 `[T, r/2]` with r <= size; a row's position is its index within T. Dimensions from r on stay as they are.
+/// cos and sin are f32 `[T, r/2]` with r <= size, or `[G, T, r/2]` with a table for each index of qkv's leading axis; row i of T takes the
+/// table's row i. Dimensions from r on stay as they are.
 pub fn rotary(qkv: &Tensor, heads: Heads, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     const OP: &str = "rotary";
     let (_, t) = heads.expect_packed(OP, qkv)?;
@@ -17,16 +18,30 @@ pub fn rotary(qkv: &Tensor, heads: Heads, cos: &Tensor, sin: &Tensor) -> Result<
     cos.expect_device_of(OP, "cos", qkv)?;
     sin.expect_dtype(OP, "sin", DType::F32)?;
     sin.expect_device_of(OP, "sin", qkv)?;
-    cos.expect_rank(OP, "cos", 2)?;
-    let half = cos.shape().last();
-    if cos.shape()[0] != t || 2 * half > heads.size {
-        return Err(Error::shape(OP, "cos", format!("[{t}, at most {}]", heads.size / 2), cos.shape()));
+    let (half, most) = (cos.shape().last(), heads.size / 2);
+    let groups = if cos.shape().rank() == 3 { cos.shape()[0] } else { 1 };
+    let fits = match *cos.dims() {
+        [rows, _] => rows == t,
+        [groups, rows, _] => rows == t && groups == qkv.shape()[0] && qkv.shape().rank() > 2,
+        _ => false,
+    };
+    if !fits || half > most {
+        let expected = format!("[{t}, at most {most}], or [{}, {t}, at most {most}]", qkv.shape()[0]);
+        return Err(Error::shape(OP, "cos", expected, cos.shape()));
     }
     sin.expect_shape(OP, "sin", cos.shape())?;
     if via_f32(qkv) {
         return cast(&rotary(&to_f32(qkv)?, heads, cos, sin)?, DType::BF16);
     }
-    let turn = Turn { row: heads.packed(), rotated: heads.query + heads.key, size: heads.size, half, t, sign: 1.0 };
+    let turn = Turn {
+        row: heads.packed(),
+        rotated: heads.query + heads.key,
+        size: heads.size,
+        half,
+        t,
+        table: qkv.shape().rows() / groups,
+        sign: 1.0,
+    };
     let y = apply(qkv, cos, sin, turn)?;
     Ok(record(&[qkv], y, || Rotary { cos: cos.detach(), sin: sin.detach(), turn }))
 }
@@ -39,7 +54,7 @@ fn apply(x: &Tensor, cos: &Tensor, sin: &Tensor, s: Turn) -> Result<Tensor> {
         Some(cuda) => {
             let n = x.elements();
             let launch = cuda.kernel("rotary", x.dtype(), OP)?.cover(n).arg(x).arg(cos).arg(sin).arg(&y).arg(n);
-            launch.arg(s.row).arg(s.rotated).arg(s.size).arg(s.half).arg(s.t).arg(s.sign).run()?;
+            launch.arg(s.row).arg(s.rotated).arg(s.size).arg(s.half).arg(s.t).arg(s.table).arg(s.sign).run()?;
         }
     }
     Ok(y)

@@ -14,7 +14,7 @@ use armt_engine::{DType, Tape, Tensor};
 use super::state::{Content, MemoryState};
 use crate::config::{Associative, MemoryConfig};
 use crate::error::{Error, Result};
-use crate::model::{Attend, Model};
+use crate::model::{Attend, Model, Padding};
 
 /// The memory of n layers, stacked.
 #[derive(Clone)]
@@ -141,45 +141,46 @@ fn spread_mask(mask: &Tensor, n: usize) -> Result<Tensor> {
 }
 
 impl Model {
-    /// One step of layers `layers`: x `[n, B, T, d]` of n segments, their masks `[n, B, T]`. Gives the layers' outputs and memory.
+    /// One step of layers `layers`: x `[n, B, T, d]` of n segments. Gives the layers' outputs and memory.
     pub(crate) fn layer_step(
         &self,
         tape: &Tape,
         layers: Range<usize>,
         x: &Tensor,
         memory: &LayerMemory,
-        mask: Option<&Tensor>,
+        padding: Option<&Padding>,
     ) -> Result<(Tensor, LayerMemory)> {
         match memory {
             LayerMemory::Associative { a, z, empty } => {
                 let x = self.associative_read(tape, layers.clone(), x, memory)?;
-                let (y, _) = self.block(tape, layers.clone(), &x, Attend::Segment(mask))?;
+                let (y, _) = self.block(tape, layers.clone(), &x, Attend::Segment(padding))?;
                 let (a, z) = self.associative_write(tape, layers, &y, a, z, empty)?;
                 Ok((y, LayerMemory::Associative { a, z, empty: vec![false; empty.len()] }))
             }
             LayerMemory::Prmt(m) => {
                 let (tokens, t) = (m.dims()[2], x.dims()[2]);
                 let x = ops::concat(&[m, &ops::narrow(x, 2, tokens, t - 2 * tokens)?, m], 2)?;
-                let (y, _) = self.block(tape, layers, &x, Attend::Segment(mask))?;
+                let (y, _) = self.block(tape, layers, &x, Attend::Segment(padding))?;
                 let m = ops::narrow(&y, 2, t - tokens, tokens)?;
                 Ok((y, LayerMemory::Prmt(m)))
             }
             LayerMemory::Window(previous) => {
-                let own = match mask {
-                    Some(mask) => mask.clone(),
-                    None => Tensor::from_slice(&vec![1i32; x.elements() / self.backbone.width], &x.dims()[..3], self.device())?,
+                let (n, batch, t) = (x.dims()[0], x.dims()[1], x.dims()[2]);
+                let own = match padding {
+                    Some(padding) => padding.clone(),
+                    None => self.no_padding(n, batch, t)?,
                 };
                 let (y, qkv) = match previous {
-                    None => self.block(tape, layers, x, Attend::Segment(mask))?,
+                    None => self.block(tape, layers, x, Attend::Segment(padding))?,
                     Some((keys, seen)) => {
-                        let both = ops::concat(&[seen, &own], 2)?;
+                        let both = self.after_window(seen, &own)?;
                         self.block(tape, layers, x, Attend::Window(keys, &both))?
                     }
                 };
-                Ok((y, LayerMemory::Window(Some((qkv.detach(), own)))))
+                Ok((y, LayerMemory::Window(Some((qkv.detach(), own.mask)))))
             }
             LayerMemory::None => {
-                let (y, _) = self.block(tape, layers, x, Attend::Segment(mask))?;
+                let (y, _) = self.block(tape, layers, x, Attend::Segment(padding))?;
                 Ok((y, LayerMemory::None))
             }
         }

@@ -10,25 +10,27 @@ use std::ops::Range;
 use armt_engine::ops::{self, Activation, Linear};
 use armt_engine::{Tape, Tensor};
 
-use super::Model;
 use super::weights::{LinearWeights, NormWeights};
+use super::{Model, Padding};
 use crate::config::{Mlp, Norm};
 use crate::error::Result;
 
 /// What a block's queries may see.
 pub(crate) enum Attend<'a> {
-    /// The segment itself; a mask `[n, B, T]` hides keys.
-    Segment(Option<&'a Tensor>),
-    /// The previous segment too: its packed queries, keys and values `[n, B, T, ..]` before rotation, and a mask `[n, B, 2 T]` over both.
-    Window(&'a Tensor, &'a Tensor),
+    /// The segment itself, but for its padding.
+    Segment(Option<&'a Padding>),
+    /// The previous segment too: its packed queries, keys and values `[n, B, T, ..]` before rotation, and the padding of both.
+    Window(&'a Tensor, &'a Padding),
     /// Everything since the segment's start, kept in a cache.
     Cached(&'a mut Cache),
 }
 
-/// Keys and values of one layer since the segment's start, `[1, B, t, Hk size]`.
+/// Keys and values of one layer since the segment's start, `[1, B, t, Hk size]`, after those of a window where there is one.
 #[derive(Clone, Default)]
 pub(crate) struct Cache {
     entries: Option<(Tensor, Tensor)>,
+    /// Which of them can be seen, `[1, B, t]`; `None`: all.
+    seen: Option<Tensor>,
 }
 
 impl Cache {
@@ -39,6 +41,21 @@ impl Cache {
 }
 
 impl Model {
+    /// A cache that begins with the previous segment: its packed queries, keys and values before rotation, and its mask.
+    pub(crate) fn window_cache(&self, qkv: &Tensor, seen: &Tensor) -> Result<Cache> {
+        let (_, k, v) = self.split(&self.rotate(qkv, 0)?)?;
+        Ok(Cache { entries: Some((k, v)), seen: Some(seen.clone()) })
+    }
+
+    /// Queries, keys and values of packed rows.
+    fn split(&self, qkv: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
+        let heads = self.backbone.heads;
+        let (queries, keys) = (heads.query * heads.size, heads.key * heads.size);
+        let axis = qkv.dims().len() - 1;
+        let part = |from: usize, n: usize| ops::narrow(qkv, axis, from, n);
+        Ok((part(0, queries)?, part(queries, keys)?, part(queries + keys, keys)?))
+    }
+
     /// Runs layers `layers` on x `[n, B, T, d]`. The second result is the packed queries, keys and values before rotation.
     pub(crate) fn block(&self, tape: &Tape, layers: Range<usize>, x: &Tensor, attend: Attend<'_>) -> Result<(Tensor, Tensor)> {
         let w = &self.weights;
@@ -83,6 +100,13 @@ impl Model {
         Ok(ops::linear(x, &weight, Linear { bias: bias.as_ref(), activation, residual, transposed: false })?)
     }
 
+    /// Rotates queries and keys to the positions `rows` of each of n segments.
+    fn rotate_to(&self, qkv: &Tensor, rows: &Tensor) -> Result<Tensor> {
+        let Some((cos, sin)) = &self.rotary else { return Ok(qkv.clone()) };
+        let (cos, sin) = (ops::embedding(cos, rows)?, ops::embedding(sin, rows)?); // [n, T, dims / 2]
+        Ok(ops::rotary(qkv, self.backbone.heads, &cos, &sin)?)
+    }
+
     /// Rotates queries and keys whose first row has position `from`.
     fn rotate(&self, qkv: &Tensor, from: usize) -> Result<Tensor> {
         let Some((cos, sin)) = &self.rotary else { return Ok(qkv.clone()) };
@@ -92,29 +116,27 @@ impl Model {
 
     fn attend(&self, qkv: &Tensor, attend: Attend<'_>) -> Result<Tensor> {
         let heads = self.backbone.heads;
-        let (queries, keys) = (heads.query * heads.size, heads.key * heads.size);
-        let axis = qkv.dims().len() - 1;
         match attend {
-            Attend::Segment(mask) => Ok(ops::attention(&self.rotate(qkv, 0)?, heads, mask)?),
-            Attend::Window(previous, mask) => {
+            Attend::Segment(None) => Ok(ops::attention(&self.rotate(qkv, 0)?, heads, None)?),
+            Attend::Segment(Some(p)) => Ok(ops::attention(&self.rotate_to(qkv, &p.rows)?, heads, Some(&p.mask))?),
+            Attend::Window(previous, p) => {
                 let t = previous.dims()[2];
-                let both = self.rotate(&ops::concat(&[previous, qkv], 2)?, 0)?;
-                let q = ops::narrow(&ops::narrow(&both, axis, 0, queries)?, 2, t, qkv.dims()[2])?;
-                let k = ops::narrow(&both, axis, queries, keys)?;
-                let v = ops::narrow(&both, axis, queries + keys, keys)?;
-                Ok(ops::attention_cached(&q, &k, &v, heads, Some(mask))?)
+                let (q, k, v) = self.split(&self.rotate_to(&ops::concat(&[previous, qkv], 2)?, &p.rows)?)?;
+                let q = ops::narrow(&q, 2, t, qkv.dims()[2])?;
+                Ok(ops::attention_cached(&q, &k, &v, heads, Some(&p.mask))?)
             }
             Attend::Cached(cache) => {
-                let qkv = self.rotate(qkv, cache.length())?;
-                let q = ops::narrow(&qkv, axis, 0, queries)?;
-                let mut k = ops::narrow(&qkv, axis, queries, keys)?;
-                let mut v = ops::narrow(&qkv, axis, queries + keys, keys)?;
+                let (q, mut k, mut v) = self.split(&self.rotate(qkv, cache.length())?)?;
                 if let Some((old_k, old_v)) = &cache.entries {
                     k = ops::concat(&[old_k, &k], 2)?;
                     v = ops::concat(&[old_v, &v], 2)?;
                 }
+                if let Some(seen) = &cache.seen {
+                    let new = Tensor::from_slice(&vec![1i32; qkv.shape().rows()], &qkv.dims()[..3], &self.device)?;
+                    cache.seen = Some(ops::concat(&[seen, &new], 2)?);
+                }
                 cache.entries = Some((k.clone(), v.clone()));
-                Ok(ops::attention_cached(&q, &k, &v, heads, None)?)
+                Ok(ops::attention_cached(&q, &k, &v, heads, cache.seen.as_ref())?)
             }
         }
     }

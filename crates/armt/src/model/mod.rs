@@ -26,6 +26,15 @@ pub struct Model {
     pub(crate) rotary: Option<(Tensor, Tensor)>,
 }
 
+/// What n segments with padding need beside their input.
+#[derive(Clone)]
+pub(crate) struct Padding {
+    /// Which keys can be seen, `[n, B, T]`.
+    pub(crate) mask: Tensor,
+    /// Rotary positions, `[n, T]`.
+    pub(crate) rows: Tensor,
+}
+
 /// What a training example asks for: which positions predict, and what.
 #[derive(Clone, Debug)]
 pub struct Targets {
@@ -159,33 +168,56 @@ impl Model {
         run(0, before).chain(std::iter::repeat_n(0, pad)).chain(run(first, text)).chain(run(last, after)).collect()
     }
 
-    /// Which keys of a segment's input can be seen, `[B, T]`; `None` if all.
-    pub(crate) fn mask(&self, segment: &Segment, batch: usize) -> Result<Option<Tensor>> {
+    /// What a segment with padding needs beside its input; `None` if nothing is hidden.
+    pub(crate) fn padding(&self, segment: &Segment, batch: usize) -> Result<Option<Padding>> {
         let Some(mask) = &segment.mask else { return Ok(None) };
         let (before, after) = (self.config.memory.tokens_before(), self.config.memory.tokens_after());
-        let width = segment.width();
+        let (pad, width) = (segment.pad, segment.width());
         let full: Vec<i32> = mask
             .chunks(width)
             .flat_map(|row| std::iter::repeat_n(1, before).chain(row.iter().copied()).chain(std::iter::repeat_n(1, after)))
             .collect();
-        Ok(Some(Tensor::from_slice(&full, [batch, before + width + after], &self.device)?))
+        let t = before + width + after;
+        // Rotary positions go on as if the padding were not there.
+        let rows: Vec<i32> = (0..t).map(|i| if i < before { i } else { before.max(i.saturating_sub(pad)) } as i32).collect();
+        Ok(Some(Padding {
+            mask: Tensor::from_slice(&full, [1, batch, t], &self.device)?,
+            rows: Tensor::from_slice(&rows, [1, t], &self.device)?,
+        }))
     }
 
-    /// Masks of several segments as one `[n, B, T]`; `None` if none hides anything.
-    pub(crate) fn stack_masks<'a>(
+    /// The padding of n segments that have none.
+    pub(crate) fn no_padding(&self, n: usize, batch: usize, width: usize) -> Result<Padding> {
+        let rows: Vec<i32> = (0..n * width).map(|i| (i % width) as i32).collect();
+        Ok(Padding {
+            mask: Tensor::from_slice(&vec![1i32; n * batch * width], [n, batch, width], &self.device)?,
+            rows: Tensor::from_slice(&rows, [n, width], &self.device)?,
+        })
+    }
+
+    /// The padding of a window and the segment after it, whose positions go on from the window's end.
+    pub(crate) fn after_window(&self, seen: &Tensor, own: &Padding) -> Result<Padding> {
+        let (n, t, width) = (own.rows.dims()[0], seen.dims()[2], own.rows.dims()[1]);
+        let rows = own.rows.to_vec::<i32>()?;
+        let both: Vec<i32> = rows.chunks(width).flat_map(|r| (0..t as i32).chain(r.iter().map(|p| p + t as i32))).collect();
+        Ok(Padding { mask: ops::concat(&[seen, &own.mask], 2)?, rows: Tensor::from_slice(&both, [n, t + width], &self.device)? })
+    }
+
+    /// Padding of several segments, stacked; `None` if none has any.
+    pub(crate) fn stack_padding<'a>(
         &self,
-        masks: impl Iterator<Item = Option<&'a Tensor>>,
+        parts: impl Iterator<Item = Option<&'a Padding>>,
         batch: usize,
         width: usize,
-    ) -> Result<Option<Tensor>> {
-        let masks: Vec<Option<&Tensor>> = masks.collect();
-        if masks.iter().all(Option::is_none) {
+    ) -> Result<Option<Padding>> {
+        let parts: Vec<Option<&Padding>> = parts.collect();
+        if parts.iter().all(Option::is_none) {
             return Ok(None);
         }
-        let ones = Tensor::from_slice(&vec![1i32; batch * width], [batch, width], &self.device)?;
-        let parts =
-            masks.into_iter().map(|m| Ok(ops::reshape(m.unwrap_or(&ones), [1, batch, width])?)).collect::<Result<Vec<_>>>()?;
-        Ok(Some(ops::concat(&parts.iter().collect::<Vec<_>>(), 0)?))
+        let whole = self.no_padding(1, batch, width)?;
+        let masks: Vec<&Tensor> = parts.iter().map(|p| &p.unwrap_or(&whole).mask).collect();
+        let rows: Vec<&Tensor> = parts.iter().map(|p| &p.unwrap_or(&whole).rows).collect();
+        Ok(Some(Padding { mask: ops::concat(&masks, 0)?, rows: ops::concat(&rows, 0)? }))
     }
 
     /// RMT's memory for the next segment: the last m rows after the last norm.

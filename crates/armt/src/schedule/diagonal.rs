@@ -26,7 +26,7 @@ impl Schedule for Diagonal {
             return Ok(state.clone());
         }
         let (layers, count) = (model.backbone().layers, segments.len());
-        let masks = segments.iter().map(|s| model.mask(s, state.batch)).collect::<Result<Vec<_>>>()?;
+        let paddings = segments.iter().map(|s| model.padding(s, state.batch)).collect::<Result<Vec<_>>>()?;
         let mut done: Vec<LayerMemory> = Vec::new(); // of layers 0..lo
         let mut active: Option<LayerMemory> = None; // of layers lo..=hi
         let mut pipe: Option<Tensor> = None; // outputs of the last step, for layers lo..=hi of that step
@@ -46,9 +46,9 @@ impl Schedule for Diagonal {
             }
             inputs.extend(pipe.take());
             let x = if inputs.len() == 1 { inputs.remove(0) } else { ops::concat(&inputs.iter().collect::<Vec<_>>(), 0)? };
-            let mask = model.stack_masks((lo..=hi).map(|l| masks[t - l].as_ref()), x.dims()[1], x.dims()[2])?;
+            let padding = model.stack_padding((lo..=hi).map(|l| paddings[t - l].as_ref()), x.dims()[1], x.dims()[2])?;
             let Some(memory) = active.take() else { break };
-            let (y, mut memory) = model.layer_step(tape, lo..hi + 1, &x, &memory, mask.as_ref())?;
+            let (y, mut memory) = model.layer_step(tape, lo..hi + 1, &x, &memory, padding.as_ref())?;
             let mut outputs = y;
             if hi == layers - 1 {
                 let n = hi - lo + 1;

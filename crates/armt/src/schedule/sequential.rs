@@ -25,10 +25,10 @@ impl Schedule for Sequential {
         for (s, segment) in segments.iter().enumerate() {
             let x = model.embed(tape, segment, state.batch, carried.as_ref())?; // [B, T, d]
             let (b, t, d) = (x.dims()[0], x.dims()[1], x.dims()[2]);
-            let mask = model.mask(segment, state.batch)?.map(|m| ops::reshape(&m, [1, b, t])).transpose()?;
+            let padding = model.padding(segment, state.batch)?;
             let mut h = ops::reshape(&x, [1, b, t, d])?;
             for (l, memory) in memory.iter_mut().enumerate() {
-                (h, *memory) = model.layer_step(tape, l..l + 1, &h, memory, mask.as_ref())?;
+                (h, *memory) = model.layer_step(tape, l..l + 1, &h, memory, padding.as_ref())?;
             }
             let h = ops::reshape(&h, [b, t, d])?;
             if matches!(state.content, Content::Rmt(_)) {

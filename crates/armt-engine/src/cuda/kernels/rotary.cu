@@ -1,9 +1,9 @@
 // Rotary embedding in halves: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin) for the first `rotated` heads of each packed row, one
-// thread an element. sign -1 gives the inverse.
+// thread an element. `table` rows share a table of t angles; sign -1 gives the inverse.
 extern "C" __global__ void rotary(const T* x, const float* cos, const float* sin, T* y, i64 n, i64 row, i64 rotated, i64 size, i64 half,
-                                  i64 t, float sign) {
+                                  i64 t, i64 table, float sign) {
     EACH(i, n) {
-        i64 column = i % row, position = i / row % t;
+        i64 column = i % row, position = i / row / table * t + i / row % t;
         i64 d = column % size;
         if (column / size >= rotated || d >= 2 * half) {
             y[i] = x[i];
