@@ -396,7 +396,7 @@ fn heads_of(width: usize, query: usize, key: usize, size: Option<usize>) -> Resu
 }
 
 fn rotary_of(theta: f64, dims: usize, size: usize, scaling: Option<Llama3Scaling>) -> Result<Rotary> {
-    if dims % 2 != 0 || dims > size {
+    if !dims.is_multiple_of(2) || dims > size {
         return Err(Error::config("rotary dimensions", &format!("an even number up to {size}"), dims));
     }
     if theta <= 0.0 {

@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(cut(9, 4, Alignment::Center), [0..3, 3..6, 6..9]);
         for alignment in [Alignment::Left, Alignment::Right, Alignment::Center] {
             assert_eq!(cut(8, 4, alignment), [0..4, 4..8]);
-            assert_eq!(cut(1, 4, alignment), [0..1]);
+            assert_eq!(cut(1, 4, alignment), vec![0..1; 1]);
         }
     }
 
