@@ -127,8 +127,7 @@ impl<'m> Reader<'m> {
     fn read_group(&mut self, size: usize) -> Result<()> {
         let count = self.open.len();
         let batch = Batch { ids: std::mem::take(&mut self.open), batch: 1, mask: None };
-        let segments: Vec<_> =
-            (0..count).step_by(size).map(|from| segment(&batch, from..count.min(from + size), size)).collect();
+        let segments: Vec<_> = (0..count).step_by(size).map(|from| segment(&batch, from..count.min(from + size), size)).collect();
         let next = self.schedule.run(self.model, &Tape::off(), &segments, &self.state, &mut |_, _| Ok(()));
         // Waiting here lets a failure of the device show before the old memory is given up.
         match next.and_then(|state| self.model.device().synchronize().map(|()| state).map_err(Error::from)) {

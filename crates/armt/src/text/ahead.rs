@@ -1,7 +1,7 @@
 //! A token stream on a thread of its own: the tokenizer works while the model does, and a text that does not come does not block.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
@@ -18,9 +18,24 @@ pub struct Ahead {
     pieces: Receiver<Result<Piece>>,
     stop: Arc<AtomicBool>,
     current: std::vec::IntoIter<i32>,
-    bytes: u64,
-    replaced: u64,
+    counts: Counts,
     ended: bool,
+}
+
+/// What an [`Ahead`] has given so far; clones go on counting with it.
+#[derive(Clone, Default)]
+pub struct Counts(Arc<[AtomicU64; 2]>);
+
+impl Counts {
+    /// Bytes of text behind the tokens given so far, to the end of their piece.
+    pub fn bytes(&self) -> u64 {
+        self.0[0].load(Ordering::Relaxed)
+    }
+
+    /// How many of them were no UTF-8 and became U+FFFD.
+    pub fn replaced(&self) -> u64 {
+        self.0[1].load(Ordering::Relaxed)
+    }
 }
 
 impl Ahead {
@@ -37,17 +52,12 @@ impl Ahead {
         };
         let thread = std::thread::Builder::new().name("tokenizer".into()).spawn(work);
         thread.map_err(|e| Error::Argument(format!("no thread for the tokenizer: {e}")))?;
-        Ok(Ahead { pieces, stop, current: Vec::new().into_iter(), bytes: 0, replaced: 0, ended: false })
+        Ok(Ahead { pieces, stop, current: Vec::new().into_iter(), counts: Counts::default(), ended: false })
     }
 
-    /// Bytes of text behind the tokens given so far, to the end of their piece.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// How many of them were no UTF-8 and became U+FFFD.
-    pub fn replaced(&self) -> u64 {
-        self.replaced
+    /// What was given so far.
+    pub fn counts(&self) -> Counts {
+        self.counts.clone()
     }
 }
 
@@ -67,7 +77,9 @@ impl Iterator for Ahead {
             }
             match self.pieces.recv_timeout(GLANCE) {
                 Ok(Ok(piece)) => {
-                    (self.bytes, self.replaced) = (piece.bytes, piece.replaced);
+                    let Counts(counts) = &self.counts;
+                    counts[0].store(piece.bytes, Ordering::Relaxed);
+                    counts[1].store(piece.replaced, Ordering::Relaxed);
                     self.current = piece.tokens.into_iter();
                 }
                 Ok(Err(error)) => {

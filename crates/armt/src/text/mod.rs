@@ -4,7 +4,7 @@ mod ahead;
 mod stream;
 mod tokenizer;
 
-pub use ahead::Ahead;
+pub use ahead::{Ahead, Counts};
 pub use stream::{Piece, Source, TokenStream};
 pub(crate) use tokenizer::end_tokens;
 pub use tokenizer::{Speech, Tokenizer};

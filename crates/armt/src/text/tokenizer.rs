@@ -60,12 +60,13 @@ impl Tokenizer {
     /// one merge a line. A missing or damaged file is an error with its name.
     pub fn from_gpt2(encoder: &Path, merges: &Path) -> Result<Self> {
         let read = |path: &Path| std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source });
-        let tokens: HashMap<String, u32> =
-            serde_json::from_str(&read(encoder)?).map_err(|e| Error::file(encoder, format!("expected tokens and their numbers: {e}")))?;
+        let tokens: HashMap<String, u32> = serde_json::from_str(&read(encoder)?)
+            .map_err(|e| Error::file(encoder, format!("expected tokens and their numbers: {e}")))?;
         let special = tokens.contains_key(END_OF_TEXT);
         let text = read(merges)?;
         let mut pairs: Merges = Vec::new();
-        for (i, line) in text.lines().enumerate().filter(|(i, line)| !(line.is_empty() || *i == 0 && line.starts_with("#version"))) {
+        for (i, line) in text.lines().enumerate().filter(|(i, line)| !(line.is_empty() || *i == 0 && line.starts_with("#version")))
+        {
             let pair = line.split_once(' ').filter(|(_, b)| !b.contains(' '));
             let (a, b) =
                 pair.ok_or_else(|| Error::file(merges, format!("line {}: expected two tokens to merge, got '{line}'", i + 1)))?;
