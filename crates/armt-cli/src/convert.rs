@@ -180,7 +180,10 @@ fn copy(name: &str, from: &Path, to: &Path) -> Result<()> {
 fn fresh_parameters(model: &Model) -> usize {
     let w = model.weights();
     let associative = w.associative.iter().flat_map(|a| [&a.query, &a.key, &a.value, &a.beta, &a.beta_bias]);
-    w.memory.iter().chain(&w.layer_memory).chain(associative).map(|p| p.value().elements()).sum()
+    let memory = &model.config().memory;
+    let rows = if memory.wrap_pos() { memory.tokens_before() + memory.tokens_after() } else { 0 };
+    let own: usize = w.memory.iter().chain(&w.layer_memory).chain(associative).map(|p| p.value().elements()).sum();
+    own + rows * model.backbone().width
 }
 
 /// The size of a text's memory in use.

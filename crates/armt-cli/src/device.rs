@@ -13,7 +13,7 @@ pub struct DeviceArgs {
     /// Where to compute; auto takes the GPU if there is one that works.
     #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
     pub device: DeviceKind,
-    /// Numbers to compute with: bf16 on a GPU and f32 on the CPU if not given. The memory is always kept in f32.
+    /// Numbers to compute with: bf16 on a GPU and f32 on the CPU if not given.
     #[arg(long, value_enum)]
     pub dtype: Option<NumberKind>,
 }
@@ -49,7 +49,7 @@ impl DeviceArgs {
             DeviceKind::Auto => {
                 let (device, passed_over) = Device::auto();
                 match passed_over {
-                    Some(why) => eprintln!("device: cpu (no GPU: {why})"),
+                    Some(why) => eprintln!("device: cpu ({why})"),
                     None => eprintln!("device: cuda:0"),
                 }
                 device

@@ -1,6 +1,7 @@
 //! `armt read`: texts into a memory file.
 
 use std::fmt::Display;
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -65,7 +66,16 @@ pub fn run(args: &ReadArgs) -> Result<ExitCode> {
     let counts = tokens.counts();
     if args.resume {
         eprintln!("passing over {} tokens that the memory has read", thousands(before.tokens_read));
-        match reader.skip(&mut tokens) {
+        let (mut meter, mut passed) = (Meter::new(None, 0), 0u64);
+        let mut watched = tokens.by_ref().inspect(|_| {
+            passed += 1;
+            if passed.is_multiple_of(1 << 16) {
+                meter.show(passed, 0);
+            }
+        });
+        let skipped = reader.skip(&mut watched);
+        meter.finish();
+        match skipped {
             Err(armt::Error::Interrupted) => return Ok(args.stopped(&before, None)),
             other => other?,
         }
@@ -164,13 +174,14 @@ fn quote(word: &str) -> String {
     if !word.is_empty() && word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', "'\\''")) }
 }
 
-/// The first Ctrl-C asks for a stop, the second quits.
+/// The first Ctrl-C, termination or hang-up asks for a stop, the second quits.
 fn listen(stop: Arc<AtomicBool>) -> Result<()> {
     let handler = move || {
         if stop.swap(true, Ordering::Relaxed) {
             std::process::exit(i32::from(INTERRUPTED));
         }
-        eprintln!("\nstopping after the segments at hand; Ctrl-C again quits at once and saves nothing");
+        // Not eprintln: where a hang-up took the terminal away, the reading is still to be saved.
+        let _ = writeln!(std::io::stderr(), "\nstopping after the segments at hand; Ctrl-C again quits at once and saves nothing");
     };
     ctrlc::set_handler(handler).context("Ctrl-C cannot be caught")
 }

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use super::tokenizer::{Joint, Tokenizer};
 use crate::error::{Error, Result};
 
-/// Bytes read at once.
-const BLOCK: usize = 256 << 10;
+/// Bytes read at once: large for the disk, small enough for a progress bar to move with.
+const BLOCK: usize = 64 << 10;
 /// The longest piece of text, in bytes.
 const LONGEST: usize = 1 << 20;
 
@@ -34,7 +34,7 @@ impl Source {
         if data.is_file() && data.len() == 0 {
             return Err(empty(path));
         }
-        Ok(Source { name: path.into(), bytes: data.is_file().then(|| data.len()), open: None })
+        Ok(Source { name: path.into(), bytes: data.is_file().then_some(data.len()), open: None })
     }
 
     /// Standard input.
