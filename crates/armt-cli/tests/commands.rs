@@ -1,5 +1,7 @@
 //! The commands as a user types them: what they print, what they leave behind, and how they end.
 
+#![allow(clippy::unwrap_used)]
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -1,5 +1,7 @@
 //! From text to memory and back to text: the stream of tokens, the reader, and answers.
 
+#![allow(clippy::unwrap_used)]
+
 use std::io::Cursor;
 use std::ops::ControlFlow;
 use std::path::Path;
