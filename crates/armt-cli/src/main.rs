@@ -1,6 +1,11 @@
 //! The command `armt`: arguments and messages; the work is done by the library.
 
+mod ask;
+mod convert;
+mod device;
 mod doctor;
+mod progress;
+mod read;
 
 use std::process::ExitCode;
 
@@ -16,6 +21,12 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Read texts of any length into a memory file.
+    Read(read::ReadArgs),
+    /// Ask about what a memory has read.
+    Ask(ask::AskArgs),
+    /// Give a Hugging Face model a memory.
+    Convert(convert::ConvertArgs),
     /// Show the processor, the GPU, the driver and the libraries that were found, and what would be used.
     ///
     /// ARMT_CUDA_PATH can name a folder with CUDA's libraries, ARMT_CACHE_DIR the folder for compiled kernels.
@@ -26,13 +37,26 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).without_time().init();
     armt::engine::join_thread_pool(0);
     let result = match Cli::parse().command {
-        Command::Doctor => doctor::run(),
+        Command::Read(args) => read::run(&args),
+        Command::Ask(args) => ask::run(&args),
+        Command::Convert(args) => convert::run(&args),
+        Command::Doctor => doctor::run().map(|()| ExitCode::SUCCESS),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {}", line(&error));
+        ExitCode::FAILURE
+    })
+}
+
+/// An error and its causes on one line, without those that the error's own text already ends with.
+fn line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain().map(ToString::to_string).filter(|c| !c.is_empty()) {
+        if line.is_empty() {
+            line = cause;
+        } else if !line.ends_with(&cause) {
+            line = format!("{line}: {cause}");
         }
     }
+    line.replace('\n', " ")
 }

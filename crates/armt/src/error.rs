@@ -42,6 +42,9 @@ pub enum Error {
     /// A call's arguments do not fit.
     #[error("{0}")]
     Argument(String),
+    /// A text was cut short because a stop was asked for.
+    #[error("stopped before the text's end")]
+    Interrupted,
 }
 
 impl Error {

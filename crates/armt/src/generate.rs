@@ -4,6 +4,8 @@
 //! The authors' code stops being itself when a segment is full: it goes on with positions it never saw. [`Options::roll_over`] writes the
 //! full segment to the memory instead and begins the next.
 
+use std::ops::ControlFlow;
+
 use armt_engine::{Tape, Tensor, ops};
 
 use crate::config::Positions;
@@ -71,6 +73,20 @@ impl Model {
         options: &Options,
         each: &mut dyn FnMut(&[i32]),
     ) -> Result<Generated> {
+        self.generate_until(prompt, state, options, &mut |next| {
+            each(next);
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// The same, where `each` may also end the generation.
+    pub fn generate_until(
+        &self,
+        prompt: &Batch,
+        state: &MemoryState,
+        options: &Options,
+        each: &mut dyn FnMut(&[i32]) -> ControlFlow<()>,
+    ) -> Result<Generated> {
         state.expect_fits(self, prompt.batch)?;
         if prompt.mask.is_some() {
             return Err(Error::Argument("texts to continue must have equal length: continue them one by one".into()));
@@ -104,7 +120,9 @@ impl Model {
                     done[b] = options.stop.contains(token);
                 }
             }
-            each(&next);
+            if each(&next).is_break() {
+                break;
+            }
             if done.iter().all(|d| *d) || step + 1 == options.max_new_tokens {
                 break;
             }

@@ -7,8 +7,10 @@ pub mod generate;
 pub mod memory;
 pub mod model;
 pub mod random;
+pub mod reader;
 pub mod schedule;
 pub mod segment;
+pub mod text;
 
 pub use armt_engine as engine;
 pub use config::Config;

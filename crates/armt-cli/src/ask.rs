@@ -1,0 +1,92 @@
+//! `armt ask`: a question against a memory file.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use armt::MemoryState;
+use armt::generate::{Options, Sampling};
+use armt::reader::answer;
+use clap::Args;
+
+use crate::device::{DeviceArgs, expect_model};
+
+const EXAMPLE: &str = "\
+Examples:
+  armt ask gpt2-armt --memory war.mem \"Where is Pierre? Answer:\" --stop .
+  armt ask gpt2-armt --memory war.mem \"And then\" --max-tokens 100 --temperature 0.8 --top-p 0.95 --seed 1
+
+The memory file is only read. Without --temperature, --top-k or --top-p the most probable token is taken each time.";
+
+#[derive(Args)]
+#[command(after_help = EXAMPLE)]
+pub struct AskArgs {
+    /// Model folder that the memory was made with.
+    model: PathBuf,
+    /// Memory file, as `armt read` writes it.
+    #[arg(long, value_name = "FILE")]
+    memory: PathBuf,
+    /// The text that the model goes on from.
+    question: String,
+    /// Most tokens to answer with.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    max_tokens: usize,
+    /// Pick tokens at random; above 1 wilder, below 1 tamer, 0 is always the most probable.
+    #[arg(long, value_name = "T")]
+    temperature: Option<f32>,
+    /// Pick only among the K most probable tokens.
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Pick only among the most probable tokens that together have probability P.
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
+    /// Equal seeds give equal answers.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    seed: u64,
+    /// End the answer before this text (\n is a new line); can be given several times.
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+pub fn run(args: &AskArgs) -> Result<ExitCode> {
+    expect_model(&args.model)?;
+    if !args.memory.is_file() {
+        bail!("{}: there is no such memory file; `armt read` makes one", args.memory.display());
+    }
+    if args.question.is_empty() {
+        bail!("expected a question, got an empty text");
+    }
+    let options = Options { max_new_tokens: args.max_tokens, sampling: args.sampling(), ..Options::default() };
+    let (model, tokenizer) = args.device.open_model(&args.model)?;
+    let state = MemoryState::load(&args.memory, &model)?;
+    let stop: Vec<String> = args.stop.iter().map(|s| s.replace("\\n", "\n")).collect();
+    let mut out = std::io::stdout();
+    let mut failed = None;
+    let each = &mut |text: &str| match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(error) => {
+            failed = Some(error);
+            ControlFlow::Break(())
+        }
+    };
+    answer(&model, &tokenizer, &state, &args.question, &options, &stop, each)?;
+    let written = failed.map_or_else(|| writeln!(std::io::stdout()), Err);
+    written.or_else(|e| if e.kind() == std::io::ErrorKind::BrokenPipe { Ok(()) } else { Err(e) }).context("standard output")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl AskArgs {
+    fn sampling(&self) -> Sampling {
+        let chosen = self.temperature.is_some() || self.top_k.is_some() || self.top_p.is_some();
+        match self.temperature.unwrap_or(1.0) {
+            temperature if chosen && temperature != 0.0 => {
+                Sampling::Random { temperature, top_k: self.top_k, top_p: self.top_p, seed: self.seed }
+            }
+            _ => Sampling::Greedy,
+        }
+    }
+}

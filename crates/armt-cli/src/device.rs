@@ -1,0 +1,97 @@
+//! `--device` and `--dtype`, and opening a model folder on what they name.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use armt::Model;
+use armt::engine::{DType, Device};
+use armt::text::Tokenizer;
+use clap::{Args, ValueEnum};
+
+#[derive(Args)]
+pub struct DeviceArgs {
+    /// Where to compute; auto takes the GPU if there is one that works.
+    #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
+    pub device: DeviceKind,
+    /// Numbers to compute with: bf16 on a GPU and f32 on the CPU if not given.
+    #[arg(long, value_enum)]
+    pub dtype: Option<NumberKind>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeviceKind {
+    Auto,
+    Cpu,
+    Cuda,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum NumberKind {
+    F32,
+    Bf16,
+}
+
+impl NumberKind {
+    pub fn dtype(self) -> DType {
+        match self {
+            NumberKind::F32 => DType::F32,
+            NumberKind::Bf16 => DType::BF16,
+        }
+    }
+}
+
+impl DeviceArgs {
+    /// Opens the device and says on standard error which one it is where that was left open.
+    pub fn open(&self) -> Result<(Device, DType)> {
+        let device = match self.device {
+            DeviceKind::Cpu => Device::cpu(),
+            DeviceKind::Cuda => Device::cuda(0).context("--device cuda")?,
+            DeviceKind::Auto => {
+                let (device, passed_over) = Device::auto();
+                match passed_over {
+                    Some(why) => eprintln!("device: cpu ({why})"),
+                    None => eprintln!("device: cuda:0"),
+                }
+                device
+            }
+        };
+        let dtype = match (self.dtype, device.is_cuda()) {
+            (Some(NumberKind::Bf16), false) => bail!("--dtype bf16: expected f32 on the CPU; bf16 needs a GPU"),
+            (Some(kind), _) => kind.dtype(),
+            (None, true) => DType::BF16,
+            (None, false) => DType::F32,
+        };
+        Ok((device, dtype))
+    }
+
+    /// Opens the device, a model folder on it, and the folder's tokenizer.
+    pub fn open_model(&self, folder: &Path) -> Result<(Model, Tokenizer)> {
+        expect_model(folder)?;
+        let (device, dtype) = self.open()?;
+        let model = Model::load(folder, dtype, &device)?;
+        let tokenizer = Tokenizer::load_for(folder, &model)?;
+        Ok((model, tokenizer))
+    }
+
+    /// The same choice as arguments, for a command that is printed.
+    pub fn arguments(&self) -> Vec<String> {
+        let name = |v: Option<clap::builder::PossibleValue>| v.map(|v| v.get_name().to_string()).unwrap_or_default();
+        let mut arguments = Vec::new();
+        if self.device != DeviceKind::Auto {
+            arguments.extend(["--device".into(), name(self.device.to_possible_value())]);
+        }
+        if let Some(dtype) = self.dtype {
+            arguments.extend(["--dtype".into(), name(dtype.to_possible_value())]);
+        }
+        arguments
+    }
+}
+
+/// Refuses a path that is no model folder before anything slow is done.
+pub fn expect_model(folder: &Path) -> Result<()> {
+    if !folder.join("config.json").is_file() {
+        let what = if folder.is_dir() { "this folder has no config.json" } else { "there is no such folder" };
+        bail!("{}: {what}; expected a model folder with config.json, model.safetensors and tokenizer.json", folder.display());
+    }
+    Ok(())
+}

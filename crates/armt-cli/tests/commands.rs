@@ -1,0 +1,217 @@
+//! The commands as a user types them: what they print, what they leave behind, and how they end.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+#[path = "../../armt/tests/support/tiny_gpt2.rs"]
+mod tiny_gpt2;
+
+/// A folder with a converted model in `model` and a text in `text.txt`; commands run in it.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let place = Place(tempfile::tempdir().unwrap());
+        tiny_gpt2::write(&place.path("gpt2"));
+        let text: String = (0..400).map(|i| format!("the {i} of all numbers. ")).collect();
+        std::fs::write(place.path("text.txt"), text).unwrap();
+        place
+    }
+
+    fn with_model() -> Self {
+        let place = Self::new();
+        place.good("convert gpt2 model --memory associative --tokens 2 --d-mem 4 --segment 16");
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_armt"));
+        command.current_dir(self.0.path()).args(line.split(' ').filter(|w| !w.is_empty()));
+        command
+    }
+
+    fn good(&self, line: &str) -> String {
+        let out = self.command(line).output().unwrap();
+        assert!(out.status.success(), "{line}: {}", text(&out.stderr));
+        text(&out.stdout)
+    }
+
+    /// Runs a command that must fail, and gives its one line of error.
+    fn bad(&self, line: &str) -> String {
+        let out = self.command(line).output().unwrap();
+        assert!(!out.status.success(), "{line} went well");
+        let said = text(&out.stderr);
+        let errors: Vec<&str> = said.lines().filter(|l| l.starts_with("error: ")).collect();
+        assert_eq!(errors.len(), 1, "{line}: {said}");
+        errors[0].to_string()
+    }
+
+    fn fed(&self, line: &str, input: &[u8]) -> Output {
+        let mut child = self.command(line).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input).unwrap();
+        child.wait_with_output().unwrap()
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn read(path: &Path) -> Vec<u8> {
+    std::fs::read(path).unwrap()
+}
+
+/// A memory file's header, in which the order of keys does not matter, and its numbers as bytes.
+fn memory(path: &Path) -> (serde_json::Value, Vec<u8>) {
+    let bytes = read(path);
+    let (size, rest) = bytes.split_at(8);
+    let (header, numbers) = rest.split_at(u64::from_le_bytes(size.try_into().unwrap()) as usize);
+    (serde_json::from_slice(header).unwrap(), numbers.to_vec())
+}
+
+#[test]
+fn a_model_is_converted_reads_a_text_and_answers() {
+    let place = Place::new();
+    let said = place.good("convert gpt2 model --memory associative --tokens 2 --d-mem 4 --segment 16");
+    assert!(said.contains("parameters") && said.contains("of memory for each text"), "{said}");
+    let said = place.good("read model text.txt --memory text.mem --device cpu");
+    assert!(said.contains("tokens in") && said.contains("tokens/s; text.mem has"), "{said}");
+    let ask = "ask model --memory text.mem the --max-tokens 8 --device cpu";
+    let first = place.good(ask);
+    assert!(first.ends_with('\n'));
+    assert_eq!(first, place.good(ask), "the memory is only read");
+    place.good(&format!("{ask} --temperature 0.9 --top-k 20 --top-p 0.9 --seed 3 --stop x"));
+}
+
+#[test]
+fn every_kind_of_memory_can_be_made_and_read_with() {
+    let place = Place::new();
+    for kind in ["rmt", "prmt", "none"] {
+        let tokens = if kind == "none" { "" } else { "--tokens 2 --wrap-pos" };
+        place.good(&format!("convert gpt2 {kind} --memory {kind} {tokens} --segment 16 --dtype bf16"));
+        place.good(&format!("read {kind} text.txt --memory {kind}.mem --device cpu"));
+    }
+}
+
+#[test]
+fn standard_input_gives_the_memory_of_the_file() {
+    let place = Place::with_model();
+    place.good("read model text.txt --memory file.mem --device cpu");
+    let out = place.fed("read model - --memory pipe.mem --device cpu", &read(&place.path("text.txt")));
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert!(memory(&place.path("file.mem")) == memory(&place.path("pipe.mem")));
+    let out = place.fed("read model - --memory empty.mem --device cpu", b"");
+    assert!(!out.status.success() && text(&out.stderr).contains("error: standard input: it is empty"), "{}", text(&out.stderr));
+    assert!(!place.path("empty.mem").exists());
+}
+
+#[test]
+fn resuming_goes_on_where_the_memory_ended() {
+    let place = Place::with_model();
+    std::fs::write(place.path("more.txt"), "And that was not all.").unwrap();
+    place.good("read model text.txt --memory both.mem --device cpu");
+    let said = place.good("read model text.txt --memory both.mem --device cpu --resume");
+    assert!(said.contains("nothing left to read"), "{said}");
+    let said = place.good("read model text.txt more.txt --memory both.mem --device cpu --resume");
+    assert!(said.contains("tokens in all"), "{said}");
+    assert!(place.bad("read model more.txt --memory both.mem --device cpu --resume").contains("the text has only"));
+    assert!(place.bad("read model more.txt --memory none.mem --resume").contains("none.mem: there is no such memory"));
+}
+
+#[test]
+fn nothing_is_overwritten_unasked() {
+    let place = Place::with_model();
+    std::fs::write(place.path("out.mem"), "precious").unwrap();
+    assert!(place.bad("read model text.txt --memory out.mem").contains("out.mem: it exists already"));
+    assert_eq!(read(&place.path("out.mem")), b"precious");
+    assert!(place.bad("convert gpt2 model --memory rmt").contains("model: the folder is not empty"));
+    assert!(place.bad("convert gpt2 gpt2 --memory rmt --force").contains("gpt2: this is the folder to convert"));
+    place.good("read model text.txt --memory out.mem --force --device cpu");
+}
+
+#[test]
+fn what_is_missing_or_wrong_is_named() {
+    let place = Place::with_model();
+    std::fs::write(place.path("empty.txt"), "").unwrap();
+    std::fs::write(place.path("odd.mem"), "no memory").unwrap();
+    for (line, message) in [
+        ("read nowhere text.txt --memory a.mem", "nowhere: there is no such folder"),
+        ("read model nothing.txt --memory a.mem", "nothing.txt: No such file"),
+        ("read model empty.txt --memory a.mem", "empty.txt: it is empty"),
+        ("read model . --memory a.mem", "got a folder"),
+        ("read model text.txt --memory no/a.mem", "the folder no does not exist"),
+        ("read model text.txt --memory a.mem --device tpu", "invalid value 'tpu'"),
+        ("read model text.txt --memory a.mem --device cpu --dtype bf16", "bf16 needs a GPU"),
+        ("ask model --memory a.mem why", "a.mem: there is no such memory file"),
+        ("ask model --memory odd.mem why --device cpu", "odd.mem: not a whole memory file"),
+        ("convert nowhere out --memory rmt", "nowhere: there is no such folder"),
+        ("convert gpt2 out --memory rmt --d-mem 3", "--d-mem: --memory rmt has no such setting"),
+        ("convert gpt2 out --memory rmt --segment 500", "segment_size"),
+        ("convert gpt2 out --memory associative --tokens 2 --segment 16 --memory-layers 0,7", "memory_layers"),
+    ] {
+        let said = place.bad(line);
+        assert!(said.contains(message), "{line}: {said}");
+    }
+    for left in ["a.mem", "out"] {
+        assert!(!place.path(left).exists(), "{left} was left behind");
+    }
+}
+
+#[test]
+fn a_memory_of_another_model_is_refused() {
+    let place = Place::with_model();
+    place.good("convert gpt2 other --memory associative --tokens 2 --d-mem 4 --segment 16 --seed 9");
+    place.good("read model text.txt --memory text.mem --device cpu");
+    assert!(place.bad("ask other --memory text.mem why --device cpu").contains("the memory of another model"));
+}
+
+#[test]
+fn bytes_that_are_no_text_are_reported() {
+    let place = Place::with_model();
+    std::fs::write(place.path("odd.txt"), b"some \xff\xfe bytes and caf\xc3\xa9").unwrap();
+    let said = place.good("read model odd.txt --memory odd.mem --device cpu");
+    assert!(said.contains("2 bytes were no UTF-8"), "{said}");
+}
+
+#[test]
+fn every_command_shows_an_example() {
+    let place = Place(tempfile::tempdir().unwrap());
+    for command in ["read", "ask", "convert"] {
+        assert!(place.good(&format!("{command} --help")).contains(&format!("armt {command} gpt2")));
+    }
+}
+
+/// Ctrl-C while the text still comes: what was read is kept, and the printed command finishes the work.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_reading_is_saved_and_resumed_to_the_same_memory() {
+    let place = Place::with_model();
+    place.good("read model text.txt --memory whole.mem --device cpu");
+    let whole = read(&place.path("text.txt"));
+    let mut child = place
+        .command("read model - --memory part.mem --device cpu")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(&whole[..whole.len() / 2]).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let out = child.wait_with_output().unwrap();
+    drop(input);
+    assert_eq!(out.status.code(), Some(130), "{}", text(&out.stderr));
+    let said = text(&out.stdout);
+    assert!(said.contains("armt read model - --memory part.mem --device cpu --resume"), "{said}");
+    let out = place.fed("read model - --memory part.mem --device cpu --resume", &whole);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert!(memory(&place.path("part.mem")) == memory(&place.path("whole.mem")));
+}

@@ -1,0 +1,94 @@
+//! A token stream on a thread of its own: the tokenizer works while the model does, and a text that does not come does not block.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use super::stream::{Piece, TokenStream};
+use crate::error::{Error, Result};
+
+/// Pieces that wait at most: enough to smooth out a slow disk, few enough to stay small in memory.
+const WAITING: usize = 4;
+/// How often an asked stop is looked for while no text comes.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// The tokens of a [`TokenStream`], prepared ahead. The iterator gives [`Error::Interrupted`] once `stop` is set.
+pub struct Ahead {
+    pieces: Receiver<Result<Piece>>,
+    stop: Arc<AtomicBool>,
+    current: std::vec::IntoIter<i32>,
+    counts: Counts,
+    ended: bool,
+}
+
+/// What an [`Ahead`] has given so far; clones go on counting with it.
+#[derive(Clone, Default)]
+pub struct Counts(Arc<[AtomicU64; 2]>);
+
+impl Counts {
+    /// Bytes of text behind the tokens given so far, to the end of their piece.
+    pub fn bytes(&self) -> u64 {
+        self.0[0].load(Ordering::Relaxed)
+    }
+
+    /// How many of them were no UTF-8 and became U+FFFD.
+    pub fn replaced(&self) -> u64 {
+        self.0[1].load(Ordering::Relaxed)
+    }
+}
+
+impl Ahead {
+    /// Starts the thread. It ends with the stream, or when this is dropped. A system that gives no thread is an error.
+    pub fn start(mut stream: TokenStream, stop: Arc<AtomicBool>) -> Result<Self> {
+        let (sender, pieces) = sync_channel(WAITING);
+        let work = move || {
+            while let Some(piece) = stream.next_piece().transpose() {
+                let failed = piece.is_err();
+                if sender.send(piece).is_err() || failed {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("tokenizer".into()).spawn(work);
+        thread.map_err(|e| Error::Argument(format!("no thread for the tokenizer: {e}")))?;
+        Ok(Ahead { pieces, stop, current: Vec::new().into_iter(), counts: Counts::default(), ended: false })
+    }
+
+    /// What was given so far.
+    pub fn counts(&self) -> Counts {
+        self.counts.clone()
+    }
+}
+
+impl Iterator for Ahead {
+    type Item = Result<i32>;
+
+    fn next(&mut self) -> Option<Result<i32>> {
+        loop {
+            if let Some(token) = self.current.next() {
+                return Some(Ok(token));
+            }
+            if self.ended {
+                return None;
+            }
+            if self.stop.load(Ordering::Relaxed) {
+                return Some(Err(Error::Interrupted));
+            }
+            match self.pieces.recv_timeout(GLANCE) {
+                Ok(Ok(piece)) => {
+                    let Counts(counts) = &self.counts;
+                    counts[0].store(piece.bytes, Ordering::Relaxed);
+                    counts[1].store(piece.replaced, Ordering::Relaxed);
+                    self.current = piece.tokens.into_iter();
+                }
+                Ok(Err(error)) => {
+                    self.ended = true;
+                    return Some(Err(error));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => self.ended = true,
+            }
+        }
+    }
+}
