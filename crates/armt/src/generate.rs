@@ -45,11 +45,13 @@ pub struct Options {
     pub sampling: Sampling,
     /// Write a segment to the memory when it is full and go on in the next.
     pub roll_over: bool,
+    /// Give back every step's logits.
+    pub keep_logits: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { max_new_tokens: 32, stop: Vec::new(), sampling: Sampling::Greedy, roll_over: true }
+        Options { max_new_tokens: 32, stop: Vec::new(), sampling: Sampling::Greedy, roll_over: true, keep_logits: false }
     }
 }
 
@@ -57,7 +59,7 @@ impl Default for Options {
 pub struct Generated {
     /// New tokens of each text, a stop token included.
     pub tokens: Vec<Vec<i32>>,
-    /// Logits of each step, `[B, V]`.
+    /// Logits of each step, `[B, V]`, where they were asked for.
     pub logits: Vec<Vec<f32>>,
     /// The memory at the end: of everything but the last, unfinished segment.
     pub state: MemoryState,
@@ -100,7 +102,6 @@ impl Model {
         let mut state = if segments.is_empty() {
             state.clone()
         } else {
-            // A short first segment (alignment right) is padded in `segments`; here it would be alone, so it need not be.
             Choice::Auto.schedule(self)?.run(self, &tape, &segments, state, &mut |_, _| Ok(()))?
         };
         let batch = prompt.batch;
@@ -113,7 +114,9 @@ impl Model {
         let mut done = vec![false; batch];
         for step in 0..options.max_new_tokens {
             let next: Vec<i32> = logits.chunks(self.backbone.vocab).map(|row| pick.token(row)).collect();
-            out.logits.push(std::mem::take(&mut logits));
+            if options.keep_logits {
+                out.logits.push(std::mem::take(&mut logits));
+            }
             for (b, token) in next.iter().enumerate() {
                 if !done[b] {
                     out.tokens[b].push(*token);

@@ -14,7 +14,7 @@ use armt::memory::{Content, MemoryState};
 use armt::model::Model;
 use armt::schedule::Choice;
 use armt::segment::Batch;
-use safetensors::tensor::{Dtype, TensorView};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use small::{FAMILIES, memories, model, numbers, tokens, used_state};
 
 fn cpu() -> Device {
@@ -63,6 +63,27 @@ fn a_state_can_be_kept_and_used_twice() {
     assert_eq!((bits(&a), bits(&before)), (bits(&b), bits(&numbers(&state))), "reading changes no state it was given");
 }
 
+/// A memory file with one NaN in A, its checksum made right again.
+fn with_nan(good: &[u8]) -> Vec<u8> {
+    let file = SafeTensors::deserialize(good).unwrap();
+    let (_, header) = SafeTensors::read_metadata(good).unwrap();
+    let mut metadata = header.metadata().clone().unwrap();
+    let mut a = file.tensor("A").unwrap().data().to_vec();
+    a[8..12].copy_from_slice(&f32::NAN.to_le_bytes());
+    let z = file.tensor("z").unwrap();
+    let shape = file.tensor("A").unwrap().shape().to_vec();
+    let mut h = 0xcbf2_9ce4_8422_2325u64;
+    let mut add = |bytes: &[u8]| bytes.iter().for_each(|b| h = (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3));
+    for (name, shape, data) in [("A", shape.as_slice(), a.as_slice()), ("z", z.shape(), z.data())] {
+        add(name.as_bytes());
+        shape.iter().for_each(|s| add(&s.to_le_bytes()));
+        add(data);
+    }
+    metadata.insert("checksum".into(), format!("{h:016x}"));
+    let views = [("A", TensorView::new(Dtype::F32, shape.clone(), &a).unwrap()), ("z", z)];
+    safetensors::serialize(views, Some(metadata)).unwrap()
+}
+
 #[test]
 fn a_memory_file_that_does_not_fit_is_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
@@ -84,15 +105,14 @@ fn a_memory_file_that_does_not_fit_is_refused_with_the_reason() {
     let end = flipped.len() - 7;
     flipped[end] ^= 1;
     refused(&flipped, &model, "checksum");
-    // A file that is whole and of this model, but holds NaN.
+    // A file that is whole and of this model, but holds NaN; and a memory that does, which is not written.
+    refused(&with_nan(&good), &model, "NaN");
     let state = used_state(&model, 1, 7);
     let Content::Associative { a, z } = &state.content else { panic!() };
-    let mut values = a.to_vec::<f32>().unwrap();
-    values[3] = f32::NAN;
-    let a = Tensor::from_slice(&values, a.shape(), &cpu()).unwrap();
+    let a = Tensor::full(f32::NAN, a.shape(), &cpu()).unwrap();
     let broken = MemoryState { content: Content::Associative { a, z: z.clone() }, ..state.clone() };
-    broken.save(&path, &model).unwrap();
-    refused(&std::fs::read(&path).unwrap(), &model, "NaN");
+    let error = broken.save(&path, &model).err().unwrap().to_string();
+    assert!(error.contains("not written") && error.contains("NaN"), "{error}");
     // Any other safetensors file.
     model.save(dir.path(), DType::F32).unwrap();
     refused(&std::fs::read(dir.path().join("model.safetensors")).unwrap(), &model, "format");

@@ -23,7 +23,7 @@ fn generate(model: &Model, prompt: &Batch, options: &Options) -> armt::generate:
 
 /// Logits of the next token without a cache: the prompt grows by a token and everything runs again.
 fn plainly(model: &Model, prompt: &Batch, steps: usize) -> (Vec<Vec<i32>>, Vec<Vec<f32>>) {
-    let options = Options { max_new_tokens: 1, roll_over: false, ..Options::default() };
+    let options = Options { max_new_tokens: 1, roll_over: false, keep_logits: true, ..Options::default() };
     let mut rows: Vec<Vec<i32>> = prompt.ids.chunks(prompt.tokens()).map(<[i32]>::to_vec).collect();
     let (mut tokens, mut logits) = (vec![Vec::new(); rows.len()], Vec::new());
     for _ in 0..steps {
@@ -43,7 +43,7 @@ fn the_cache_gives_what_running_everything_again_gives() {
         for memory in memories() {
             let model = of(family, memory, 1);
             let prompt = tokens(2, 14, 2); // two full segments and two tokens
-            let options = Options { max_new_tokens: 4, roll_over: false, ..Options::default() };
+            let options = Options { max_new_tokens: 4, roll_over: false, keep_logits: true, ..Options::default() };
             let out = generate(&model, &prompt, &options);
             let (want, logits) = plainly(&model, &prompt, 4);
             assert_eq!(out.tokens, want, "{family} {}", model.config().memory.kind());
@@ -62,7 +62,7 @@ fn the_first_token_after_a_prompt_is_the_one_that_reading_it_predicts() {
         for memory in memories() {
             let model = of(family, memory, 10);
             let prompt = tokens(2, 15, 11);
-            let out = generate(&model, &prompt, &Options { max_new_tokens: 1, ..Options::default() });
+            let out = generate(&model, &prompt, &Options { max_new_tokens: 1, keep_logits: true, ..Options::default() });
             let (logits, _) = model.forward(&prompt, &MemoryState::empty(&model, 2).unwrap(), Choice::Sequential).unwrap();
             let v = small::VOCAB;
             let last: Vec<f32> = (0..2).flat_map(|b| logits[(b * 15 + 14) * v..][..v].to_vec()).collect();

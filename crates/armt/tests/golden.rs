@@ -350,7 +350,7 @@ fn generated(case: &Case<'_>, model: &Model, tag: &str, tolerance: Tolerance) ->
     let steps = case.number("new_tokens");
     let prompt = Batch { ids, batch, mask: None };
     let state = MemoryState::empty(model, batch).unwrap();
-    let options = Options { max_new_tokens: steps, roll_over: false, ..Options::default() };
+    let options = Options { max_new_tokens: steps, roll_over: false, keep_logits: true, ..Options::default() };
     let out = model.generate(&prompt, &state, &options, &mut |_| {}).unwrap();
     if out.tokens.concat() != want {
         return Err(format!("generated {:?} instead of {want:?}", out.tokens));

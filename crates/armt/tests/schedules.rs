@@ -6,6 +6,7 @@
 mod small;
 
 use armt::config::{Alignment, MemoryConfig};
+use armt::engine::optim::{AdamW, Group, Settings};
 use armt::engine::{DType, Device, Param, Tape};
 use armt::memory::MemoryState;
 use armt::model::{Model, Targets};
@@ -133,10 +134,11 @@ fn a_window_sees_the_previous_segment_and_no_further() {
 fn ten_losses_are_the_same_under_every_schedule() {
     let losses = |device: &Device, schedule: Choice| -> Vec<f32> {
         let config = small::config("gpt2", 3, memories().remove(0), 4, Alignment::Left);
-        let model = model(config, 8, device);
-        let group =
-            armt::engine::optim::Group { params: model.params().into_iter().cloned().collect(), weight_decay: 0.01, rate: 1.0 };
-        let mut optimizer = armt::engine::optim::AdamW::new(vec![group], Default::default()).unwrap();
+        // Small weights, and an eps that keeps Adam from turning rounding errors of vanishing gradients into full steps.
+        let model = small::model_of_spread(config, 8, 0.1, device);
+        let params = model.params().into_iter().cloned().collect();
+        let settings = Settings { eps: 1e-5, ..Settings::default() };
+        let mut optimizer = AdamW::new(vec![Group { params, weight_decay: 0.01, rate: 1.0 }], settings).unwrap();
         (0..10)
             .map(|step| {
                 let text = tokens(3, 18, step % 3);
@@ -160,6 +162,8 @@ fn ten_losses_are_the_same_under_every_schedule() {
     }
     for (name, other) in others {
         println!("{name}: {other:?}");
+        let most = sequential.iter().zip(&other).map(|(a, b)| (a - b).abs() / a.abs()).fold(0f32, f32::max);
+        println!("{name} differs by at most {most:.1e}");
         for (a, b) in sequential.iter().zip(&other) {
             assert!((a - b).abs() < 1e-3 * a.abs(), "{name}: {other:?} instead of {sequential:?}");
         }

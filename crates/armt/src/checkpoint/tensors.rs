@@ -71,6 +71,15 @@ impl Tensors {
         self.index.keys().map(String::as_str)
     }
 
+    /// A weight: as [`Tensors::find`], and refused if it holds a number that is not finite.
+    pub fn weight(&self, names: &[String]) -> Result<Found> {
+        let found = self.find(names)?;
+        match found.2.iter().find(|x| !x.is_finite()) {
+            Some(bad) => Err(Error::file(&self.path, format!("{} holds {bad}", found.0))),
+            None => Ok(found),
+        }
+    }
+
     /// The first of several names that is there: its name, shape and values as f32.
     pub fn find(&self, names: &[String]) -> Result<Found> {
         let found = names.iter().find_map(|name| self.index.get(name).map(|i| (name, *i)));

@@ -58,8 +58,14 @@ impl MemoryState {
         }
     }
 
-    /// Writes the memory of `model` to a file, beside it first and then renamed.
+    /// Writes the memory of `model` to a file, beside it first and then renamed. A memory that holds NaN or infinity is refused: no one
+    /// could read it back.
     pub fn save(&self, path: &Path, model: &Model) -> Result<()> {
+        for (name, t) in self.tensors().into_iter().filter(|(_, t)| t.dtype().is_float()) {
+            if let Some(bad) = t.to_f32_vec()?.iter().find(|x| !x.is_finite()) {
+                return Err(Error::file(path, format!("not written: {name} of the memory holds {bad}")));
+            }
+        }
         let mut data = self.tensors().into_iter().map(|(name, t)| stored(name, t)).collect::<Result<Vec<_>>>()?;
         data.sort_by_key(|s| s.name);
         let sum = checksum(data.iter().map(|s| (s.name, s.shape.as_slice(), s.bytes.as_slice())));

@@ -50,11 +50,16 @@ pub fn config(family: &str, layers: usize, memory: MemoryConfig, segment_size: u
 
 /// A model all of whose parameters are random: fresh ones have zeros that hide errors.
 pub fn model(config: Config, seed: u64, device: &Device) -> Model {
+    model_of_spread(config, seed, 0.25, device)
+}
+
+/// The same with a standard deviation of the weights.
+pub fn model_of_spread(config: Config, seed: u64, deviation: f64, device: &Device) -> Model {
     let model = Model::fresh(config, seed, DType::F32, device).unwrap();
     let mut random = Random::new(seed);
     for p in model.params() {
         let gain = if p.name().ends_with("gain") { 1.0 } else { 0.0 };
-        let values: Vec<f32> = (0..p.value().elements()).map(|_| (gain + 0.25 * random.normal()) as f32).collect();
+        let values: Vec<f32> = (0..p.value().elements()).map(|_| (gain + deviation * random.normal()) as f32).collect();
         p.set(&Tensor::from_slice(&values, p.value().shape(), device).unwrap()).unwrap();
     }
     model
