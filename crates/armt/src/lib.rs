@@ -9,7 +9,7 @@
 //! use armt::engine::{DType, Device};
 //! use armt::generate::Options;
 //! use armt::reader::{Reader, answer};
-//! use armt::text::{Source, TokenStream, Tokenizer};
+//! use armt::text::{Ahead, Source, TokenStream, Tokenizer};
 //! use armt::{MemoryState, Model};
 //!
 //! # fn main() -> armt::Result<()> {
@@ -19,7 +19,8 @@
 //! let tokenizer = Arc::new(Tokenizer::load_for(folder, &model)?);
 //!
 //! let mut reader = Reader::new(&model, MemoryState::empty(&model, 1)?)?;
-//! let mut tokens = TokenStream::new(tokenizer.clone(), vec![Source::file(book)?])?;
+//! let stream = TokenStream::new(tokenizer.clone(), vec![Source::file(book)?])?;
+//! let mut tokens = Ahead::start(stream, Arc::default())?; // tokenizes on a thread of its own
 //! reader.read(&mut tokens, &mut |_| ControlFlow::Continue(()))?;
 //! reader.state().save(file, &model)?;
 //!
