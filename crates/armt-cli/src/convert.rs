@@ -96,13 +96,13 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
         copy(name, &args.source, &args.out)?;
     }
     let (parameters, fresh) = (model.parameters(), fresh_parameters(&model));
-    println!(
+    crate::say(format_args!(
         "{}: {} parameters, {} of them the memory's; {} of memory for each text, however long",
         args.out.display(),
         thousands(parameters as u64),
         thousands(fresh as u64),
         bytes(memory_bytes(&model) as u64)
-    );
+    ))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -7,6 +7,7 @@ mod doctor;
 mod progress;
 mod read;
 
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -43,9 +44,18 @@ fn main() -> ExitCode {
         Command::Doctor => doctor::run().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
+        // Whoever listened has heard enough (`armt ask .. | head`): no failure of ours.
+        if error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()).any(|e| e.kind() == ErrorKind::BrokenPipe) {
+            return ExitCode::SUCCESS;
+        }
         eprintln!("error: {}", line(&error));
         ExitCode::FAILURE
     })
+}
+
+/// Prints a line; a closed pipe is an error, not a panic.
+fn say(line: std::fmt::Arguments<'_>) -> anyhow::Result<()> {
+    Ok(writeln!(std::io::stdout(), "{line}")?)
 }
 
 /// An error and its causes on one line, without those that the error's own text already ends with.

@@ -92,20 +92,20 @@ pub fn run(args: &ReadArgs) -> Result<ExitCode> {
         // Nothing new: no file is written, so a failed command leaves none behind.
         return match end? {
             End::Finished => {
-                println!("nothing left to read: the memory has all {} tokens", thousands(before.tokens_read));
+                crate::say(format_args!("nothing left to read: the memory has all {} tokens", thousands(before.tokens_read)))?;
                 Ok(ExitCode::SUCCESS)
             }
-            End::Stopped => Ok(args.stopped(&before, None)),
+            End::Stopped => args.stopped(&before, None),
         };
     }
     state.save(&args.memory, &model)?;
     let summary = summary(&before, state, started.elapsed(), &args.memory, &counts);
     match end {
         Ok(End::Finished) => {
-            println!("{summary}");
+            crate::say(format_args!("{summary}"))?;
             Ok(ExitCode::SUCCESS)
         }
-        Ok(End::Stopped) => Ok(args.stopped(state, Some(&summary))),
+        Ok(End::Stopped) => args.stopped(state, Some(&summary)),
         Err(error) => Err(error).with_context(|| {
             format!("{}: saved after {} tokens, when reading failed", args.memory.display(), thousands(state.tokens_read))
         }),
@@ -143,10 +143,10 @@ impl ReadArgs {
     }
 
     /// Says what was kept and how to go on.
-    fn stopped(&self, state: &MemoryState, summary: Option<&dyn Display>) -> ExitCode {
+    fn stopped(&self, state: &MemoryState, summary: Option<&dyn Display>) -> Result<ExitCode> {
         match summary {
-            Some(summary) => println!("stopped: {summary}"),
-            None => println!("stopped before anything new was read"),
+            Some(summary) => crate::say(format_args!("stopped: {summary}"))?,
+            None => crate::say(format_args!("stopped before anything new was read"))?,
         }
         let quoted = |p: &Path| quote(&p.to_string_lossy());
         let mut command = vec!["armt".into(), "read".into(), quoted(&self.model)];
@@ -159,8 +159,8 @@ impl ReadArgs {
             command.push("--force".into());
         }
         let again = if self.files.iter().any(|f| is_stdin(f)) { " (with the same text on standard input)" } else { "" };
-        println!("to go on{again}:\n  {}", command.join(" "));
-        ExitCode::from(INTERRUPTED)
+        crate::say(format_args!("to go on{again}:\n  {}", command.join(" ")))?;
+        Ok(ExitCode::from(INTERRUPTED))
     }
 }
 

@@ -134,10 +134,10 @@ fn a_window_sees_the_previous_segment_and_no_further() {
 fn ten_losses_are_the_same_under_every_schedule() {
     let losses = |device: &Device, schedule: Choice| -> Vec<f32> {
         let config = small::config("gpt2", 3, memories().remove(0), 4, Alignment::Left);
-        // Small weights, and an eps that keeps Adam from turning rounding errors of vanishing gradients into full steps.
+        // Small weights, rate and a large eps: otherwise ten steps blow the devices' rounding up to anything (1e-6 in a weight to 5e-2).
         let model = small::model_of_spread(config, 8, 0.1, device);
         let params = model.params().into_iter().cloned().collect();
-        let settings = Settings { eps: 1e-5, ..Settings::default() };
+        let settings = Settings { eps: 1e-3, ..Settings::default() };
         let mut optimizer = AdamW::new(vec![Group { params, weight_decay: 0.01, rate: 1.0 }], settings).unwrap();
         (0..10)
             .map(|step| {
@@ -148,7 +148,7 @@ fn ten_losses_are_the_same_under_every_schedule() {
                 let (loss, _) = model.loss(&tape, &text, &targets, &state, schedule).unwrap();
                 optimizer.zero_grad().unwrap();
                 tape.backward(&loss).unwrap();
-                optimizer.step(3e-3).unwrap();
+                optimizer.step(1e-3).unwrap();
                 loss.item().unwrap()
             })
             .collect()
