@@ -76,7 +76,7 @@ pub fn run(args: &ReadArgs) -> Result<ExitCode> {
         let skipped = reader.skip(&mut watched);
         meter.finish();
         match skipped {
-            Err(armt::Error::Interrupted) => return Ok(args.stopped(&before, None)),
+            Err(armt::Error::Interrupted) => return args.stopped(&before, None),
             other => other?,
         }
     }

@@ -41,6 +41,7 @@
 pub mod checkpoint;
 pub mod config;
 mod error;
+pub mod eval;
 pub mod generate;
 pub mod memory;
 pub mod model;
@@ -48,7 +49,9 @@ pub mod random;
 pub mod reader;
 pub mod schedule;
 pub mod segment;
+pub mod tasks;
 pub mod text;
+pub mod train;
 
 pub use armt_engine as engine;
 pub use config::Config;

@@ -1,0 +1,1 @@
+//! Judging models: exact match, memory capacity, reports and plots.

@@ -1,0 +1,15 @@
+//! What models are trained and judged on.
+
+pub mod retrieval;
+
+use crate::model::Targets;
+use crate::segment::Batch;
+
+/// A batch of a task: texts, and what their positions should predict.
+#[derive(Clone, Debug)]
+pub struct Example {
+    /// The texts.
+    pub batch: Batch,
+    /// What is asked.
+    pub targets: Targets,
+}
