@@ -1,3 +1,9 @@
 //! Training: one loop for all tasks, its run folder and its logs.
 
+pub mod meter;
+pub mod run_folder;
 pub mod tensorboard;
+
+pub use meter::Meter;
+pub use run_folder::RunFolder;
+pub use tensorboard::EventWriter;
