@@ -5,7 +5,9 @@ mod convert;
 mod device;
 mod doctor;
 mod progress;
+mod quickstart;
 mod read;
+mod train;
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
@@ -22,6 +24,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Train a small ARMT on the CPU in two minutes and see what it remembers.
+    Quickstart(quickstart::QuickstartArgs),
+    /// Train a model by a recipe.
+    Train(train::TrainArgs),
     /// Read texts of any length into a memory file.
     Read(read::ReadArgs),
     /// Ask about what a memory has read.
@@ -38,6 +44,8 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).without_time().init();
     armt::engine::join_thread_pool(0);
     let result = match Cli::parse().command {
+        Command::Quickstart(args) => quickstart::run(&args),
+        Command::Train(args) => train::run(&args),
         Command::Read(args) => read::run(&args),
         Command::Ask(args) => ask::run(&args),
         Command::Convert(args) => convert::run(&args),

@@ -1,8 +1,10 @@
 //! Training: one loop for all tasks, its run folder and its logs.
 
 pub mod meter;
+pub mod recipe;
 pub mod run_folder;
 pub mod tensorboard;
+pub mod trainer;
 
 pub use meter::Meter;
 pub use run_folder::RunFolder;

@@ -1,0 +1,196 @@
+//! `armt train`: runs a recipe in a folder.
+
+use std::io::IsTerminal;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use armt::train::recipe::Recipe;
+use armt::train::run_folder::RunFolder;
+use armt::train::trainer::{Ending, Event, train};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::device::DeviceArgs;
+
+/// Time between lines where there is no terminal.
+const PAUSE: Duration = Duration::from_secs(5);
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  armt train recipes/remember-armt.toml --out runs/remember
+  armt train recipes/remember-armt.toml --out runs/remember --resume
+  armt train recipes/rewrite-armt.toml --out runs/fast --set optimizer.lr=1e-3 --set stage.1.steps=500
+
+The folder gets `best/` and `last/` (models that `armt eval` takes), log.jsonl, and TensorBoard events.
+Ctrl-C saves; --resume goes on to the numbers of an unbroken run.")]
+pub struct TrainArgs {
+    /// Recipe (TOML).
+    recipe: PathBuf,
+    /// Folder of the run.
+    #[arg(long)]
+    out: PathBuf,
+    /// Go on with the run in OUT.
+    #[arg(long)]
+    resume: bool,
+    /// Change a value of the recipe: key=value, as often as needed.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    changes: Vec<String>,
+    /// Stop, and save, after so many minutes.
+    #[arg(long, value_name = "MINUTES")]
+    minutes: Option<f64>,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+pub fn run(args: &TrainArgs) -> Result<ExitCode> {
+    let recipe = Recipe::load(&args.recipe, &args.changes)?;
+    let stop = stop_on_signals()?;
+    let started = Instant::now();
+    let limit = args.minutes.map(|m| Duration::from_secs_f64(m * 60.0));
+    let done = || stop.load(Ordering::Relaxed) || limit.is_some_and(|l| started.elapsed() >= l);
+    match train_in(&recipe, &args.out, args.resume, &args.device, "", &done)? {
+        Ending::Finished { exact_match } => {
+            let best = args.out.join("best");
+            crate::say(format_args!(
+                "finished in {:.0} s: exact match {exact_match:.3}; the model is in {}",
+                started.elapsed().as_secs_f64(),
+                best.display()
+            ))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Ending::Stopped => {
+            let mut command = format!("armt train {} --out {} --resume", args.recipe.display(), args.out.display());
+            args.changes.iter().for_each(|c| command += &format!(" --set {c}"));
+            crate::say(format_args!("stopped and saved; to go on:\n  {command}"))?;
+            Ok(if stop.load(Ordering::Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS })
+        }
+    }
+}
+
+/// A flag that Ctrl-C sets.
+pub fn stop_on_signals() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        eprintln!("\nstopping after this step; Ctrl-C again quits at once");
+    })
+    .context("Ctrl-C could not be caught")?;
+    Ok(stop)
+}
+
+/// Runs a recipe with a progress bar, or lines where there is no terminal.
+pub fn train_in(
+    recipe: &Recipe,
+    out: &Path,
+    resume: bool,
+    device: &DeviceArgs,
+    title: &str,
+    stop: &dyn Fn() -> bool,
+) -> Result<Ending> {
+    let (device, dtype) = device.open()?;
+    let mut folder = if resume { RunFolder::open(out)? } else { RunFolder::create(out)? };
+    let mut view = View::new(title, recipe.stages.len());
+    let ending = train(recipe, &mut folder, resume, (dtype, &device), &mut |event| {
+        view.show(event);
+        if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    view.finish();
+    Ok(ending?)
+}
+
+/// What a person sees of a run.
+struct View {
+    bar: Option<ProgressBar>,
+    title: String,
+    stages: usize,
+    stage: usize,
+    stage_started: Instant,
+    steps_before: u64,
+    tokens: usize,
+    exact: Option<f64>,
+    last: Instant,
+}
+
+impl View {
+    fn new(title: &str, stages: usize) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(1);
+            let style = ProgressStyle::with_template("{bar:25} {pos}/{len}  {msg}");
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar
+        });
+        let now = Instant::now();
+        View {
+            bar,
+            title: title.into(),
+            stages,
+            stage: usize::MAX,
+            stage_started: now,
+            steps_before: 0,
+            tokens: 0,
+            exact: None,
+            last: now,
+        }
+    }
+
+    fn show(&mut self, event: &Event) {
+        match event {
+            Event::Step { progress, steps, pairs, loss, tokens } => {
+                if self.stage != progress.stage {
+                    (self.stage, self.stage_started, self.tokens, self.exact) = (progress.stage, Instant::now(), 0, None);
+                    self.steps_before = progress.step - 1;
+                }
+                self.tokens += tokens;
+                let seconds = self.stage_started.elapsed().as_secs_f64().max(1e-6);
+                let made = (progress.step - self.steps_before) as f64;
+                let left = seconds / made * (steps - progress.step) as f64;
+                let exact = self.exact.map_or(String::new(), |e| format!(", exact match {e:.3}"));
+                let line = format!(
+                    "{}stage {}/{}, {pairs} pair{}: loss {loss:.4}{exact}, {:.0}k tokens/s, at most {left:.0} s left",
+                    self.title,
+                    progress.stage + 1,
+                    self.stages,
+                    if *pairs == 1 { "" } else { "s" },
+                    self.tokens as f64 / seconds / 1e3,
+                );
+                if let Some(bar) = &self.bar {
+                    bar.set_length(*steps);
+                    bar.set_position(progress.step);
+                    bar.set_message(line);
+                } else if self.last.elapsed() >= PAUSE {
+                    self.last = Instant::now();
+                    eprintln!("step {}/{steps}: {line}", progress.step);
+                }
+            }
+            Event::Validation { progress, pairs, exact_match } => {
+                self.exact = Some(*exact_match);
+                let line = format!(
+                    "{}stage {}/{}, step {}: exact match {exact_match:.3} at {pairs} pair{}",
+                    self.title,
+                    progress.stage + 1,
+                    self.stages,
+                    progress.step,
+                    if *pairs == 1 { "" } else { "s" }
+                );
+                match &self.bar {
+                    Some(bar) => bar.println(line),
+                    None => eprintln!("{line}"),
+                }
+            }
+        }
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

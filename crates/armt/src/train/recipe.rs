@@ -1,0 +1,339 @@
+//! Recipes: one TOML file per experiment. Unknown keys are refused, and every mistake is named with its line.
+
+use std::path::Path;
+
+use armt_engine::optim::{Clip, Decay, Schedule, Settings};
+use serde::Deserialize;
+use serde_json::json;
+use toml::Spanned;
+
+use crate::config::{Alignment, Config, MemoryConfig, ModelType};
+use crate::error::{Error, Result};
+use crate::tasks::retrieval::{Retrieval, Setting, VOCAB};
+
+/// What to train, on what, and how.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recipe {
+    /// Decides weights, data and everything else that is random.
+    #[serde(default)]
+    pub seed: u64,
+    /// The task.
+    pub task: TaskRecipe,
+    /// The backbone, made from scratch: GPT-NeoX.
+    #[serde(default)]
+    pub model: ModelRecipe,
+    /// The memory, as in a model's `config.json`.
+    pub memory: MemoryConfig,
+    /// How weights are changed.
+    #[serde(default)]
+    pub optimizer: OptimizerRecipe,
+    /// When and how the model is judged.
+    #[serde(default)]
+    pub eval: EvalRecipe,
+    /// The curriculum: each stage goes on from the weights of the one before.
+    #[serde(rename = "stage")]
+    pub stages: Vec<Spanned<Stage>>,
+}
+
+/// Associative retrieval.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaskRecipe {
+    /// `remember` or `rewrite`.
+    pub setting: Setting,
+    /// Symbols of a value.
+    #[serde(default = "one")]
+    pub value_size: usize,
+}
+
+/// The paper's small GPT-NeoX unless changed: 4 layers, width 128, 4 heads, feed-forward 128.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelRecipe {
+    /// Layers.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub width: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Inner width of the feed-forward part.
+    pub inner: usize,
+}
+
+impl Default for ModelRecipe {
+    fn default() -> Self {
+        ModelRecipe { layers: 4, width: 128, heads: 4, inner: 128 }
+    }
+}
+
+/// AdamW. The defaults are those of the authors' retrieval scripts.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OptimizerRecipe {
+    /// Peak learning rate of each stage.
+    pub lr: f32,
+    /// Decoupled weight decay.
+    pub weight_decay: f32,
+    /// Clamp each element of the gradient to this; 0: not at all.
+    pub clip_value: f32,
+    /// Scale the gradient to at most this norm; 0: not at all. Not together with `clip_value`.
+    pub clip_norm: f32,
+    /// Share of a stage's steps that the rate takes to rise.
+    pub warmup: f32,
+    /// The rate falls along a line that reaches 0 after this many times the stage's steps; 0: it stays.
+    pub decay: f32,
+}
+
+impl Default for OptimizerRecipe {
+    fn default() -> Self {
+        OptimizerRecipe { lr: 3e-4, weight_decay: 1e-3, clip_value: 1.0, clip_norm: 0.0, warmup: 0.1, decay: 2.0 }
+    }
+}
+
+/// Validation during training.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EvalRecipe {
+    /// Steps between validations.
+    pub every: u64,
+    /// Texts of a validation.
+    pub samples: usize,
+    /// A stage ends after this many validations without a better one; 0: never.
+    pub patience: u64,
+}
+
+impl Default for EvalRecipe {
+    fn default() -> Self {
+        EvalRecipe { every: 250, samples: 1000, patience: 0 }
+    }
+}
+
+/// One stage of the curriculum.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stage {
+    /// Pairs to remember.
+    pub pairs: usize,
+    /// Symbols of a key.
+    #[serde(default = "one")]
+    pub key_size: usize,
+    /// Texts of a batch.
+    pub batch: usize,
+    /// Parts that a batch is computed in, their gradients added.
+    #[serde(default = "one")]
+    pub accumulate: usize,
+    /// Most steps.
+    pub steps: u64,
+    /// Each batch has a random number of pairs, from 1 to `pairs`.
+    #[serde(default)]
+    pub vary: bool,
+    /// The stage ends when validation reaches this exact match.
+    #[serde(default = "perfect")]
+    pub until: f64,
+    /// Another peak rate for this stage.
+    #[serde(default)]
+    pub lr: Option<f32>,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn perfect() -> f64 {
+    1.0
+}
+
+impl Recipe {
+    /// Reads a recipe, with `key=value` changes (`optimizer.lr=1e-3`, `seed=2`) made before it is checked.
+    pub fn load(path: &Path, changes: &[String]) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
+        Self::parse(&text, changes).map_err(|e| Error::file(path, e))
+    }
+
+    /// The same from text.
+    pub fn parse(text: &str, changes: &[String]) -> Result<Self> {
+        let trouble = |e: toml::de::Error| Error::Argument(e.to_string().trim_end().to_string());
+        let recipe: Recipe = if changes.is_empty() {
+            toml::from_str(text).map_err(trouble)?
+        } else {
+            let mut table: toml::Table = toml::from_str(text).map_err(trouble)?;
+            changes.iter().try_for_each(|change| set(&mut table, change))?;
+            let text = toml::to_string(&table).map_err(|e| Error::Argument(e.to_string()))?;
+            toml::from_str(&text).map_err(trouble)?
+        };
+        recipe.check(text)?;
+        Ok(recipe)
+    }
+
+    fn check(&self, text: &str) -> Result<()> {
+        if self.stages.is_empty() {
+            return Err(Error::config("stage", "at least one [[stage]]", "none"));
+        }
+        let o = &self.optimizer;
+        if o.clip_value > 0.0 && o.clip_norm > 0.0 {
+            return Err(Error::config("optimizer", "clip_value or clip_norm", "both"));
+        }
+        if !(o.lr > 0.0 && o.lr.is_finite()) {
+            return Err(Error::config("optimizer.lr", "a positive number", o.lr));
+        }
+        if self.eval.every == 0 || self.eval.samples == 0 {
+            return Err(Error::config("eval", "every and samples of at least 1", "0"));
+        }
+        for (i, spanned) in self.stages.iter().enumerate() {
+            let line = 1 + text.get(..spanned.span().start).unwrap_or(text).matches('\n').count();
+            let stage = spanned.get_ref();
+            let at = |e: Error| Error::Argument(format!("stage {} (line {line}): {e}", i + 1));
+            for (key, value) in
+                [("pairs", stage.pairs), ("key_size", stage.key_size), ("batch", stage.batch), ("accumulate", stage.accumulate)]
+            {
+                if value == 0 {
+                    return Err(at(Error::config(key, "at least 1", 0)));
+                }
+            }
+            if stage.steps == 0 {
+                return Err(at(Error::config("steps", "at least 1", 0)));
+            }
+            if !stage.batch.is_multiple_of(stage.accumulate) {
+                return Err(at(Error::config(
+                    "accumulate",
+                    &format!("a divisor of the batch of {}", stage.batch),
+                    stage.accumulate,
+                )));
+            }
+            self.task(stage).check(stage.pairs).map_err(at)?;
+            self.config(stage).check().map_err(at)?;
+        }
+        Ok(())
+    }
+
+    /// The task of a stage.
+    pub fn task(&self, stage: &Stage) -> Retrieval {
+        Retrieval { setting: self.task.setting, key_size: stage.key_size, value_size: self.task.value_size }
+    }
+
+    /// The model of a stage: a segment is one pair, so it grows with the keys.
+    pub fn config(&self, stage: &Stage) -> Config {
+        let m = &self.model;
+        Config {
+            model_type: ModelType::Armt,
+            segment_size: self.task(stage).segment_size(),
+            segment_alignment: Alignment::Left,
+            memory: self.memory.clone(),
+            backbone: json!({
+                "model_type": "gpt_neox", "vocab_size": VOCAB, "hidden_size": m.width, "num_hidden_layers": m.layers,
+                "num_attention_heads": m.heads, "intermediate_size": m.inner, "max_position_embeddings": 2048,
+                "rotary_pct": 0.25, "rotary_emb_base": 10000, "use_parallel_residual": true, "hidden_act": "gelu",
+                "tie_word_embeddings": false, "initializer_range": 0.02, "eos_token_id": crate::tasks::retrieval::EOS,
+            }),
+        }
+    }
+
+    /// The optimizer's numbers.
+    pub fn settings(&self) -> Settings {
+        let o = &self.optimizer;
+        let clip = match (o.clip_value > 0.0, o.clip_norm > 0.0) {
+            (true, _) => Clip::Value(o.clip_value),
+            (_, true) => Clip::Norm(o.clip_norm),
+            _ => Clip::None,
+        };
+        Settings { clip, ..Settings::default() }
+    }
+
+    /// A stage's learning rates.
+    pub fn schedule(&self, stage: &Stage) -> Schedule {
+        let o = &self.optimizer;
+        let steps = |share: f32| (f64::from(share) * stage.steps as f64).round() as u64;
+        let decay = if o.decay > 0.0 { Decay::Linear { total: steps(o.decay) } } else { Decay::Constant };
+        Schedule { peak: stage.lr.unwrap_or(o.lr), warmup: steps(o.warmup), decay }
+    }
+}
+
+/// Makes one `key=value` change; `stage.2.steps=100` names the second stage.
+fn set(table: &mut toml::Table, change: &str) -> Result<()> {
+    let refuse = |what: &str| Error::config("--set", "key=value with a key of the recipe", format!("{change} ({what})"));
+    let (key, value) = change.split_once('=').ok_or_else(|| refuse("no ="))?;
+    let parsed: toml::Table = toml::from_str(&format!("v = {value}"))
+        .or_else(|_| toml::from_str(&format!("v = {}", toml::Value::String(value.into()))))
+        .map_err(|_| refuse("not a value"))?;
+    let value = parsed.get("v").cloned().ok_or_else(|| refuse("no value"))?;
+    let mut parts: Vec<&str> = key.trim().split('.').collect();
+    let last = parts.pop().ok_or_else(|| refuse("no key"))?;
+    let mut at = table;
+    let mut parts = parts.into_iter();
+    while let Some(part) = parts.next() {
+        let next = at.entry(part).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+        at = match next {
+            toml::Value::Table(table) => table,
+            toml::Value::Array(list) => {
+                let number: usize = parts.next().and_then(|n| n.parse().ok()).ok_or_else(|| refuse("expected a stage's number"))?;
+                match number.checked_sub(1).and_then(|i| list.get_mut(i)) {
+                    Some(toml::Value::Table(table)) => table,
+                    _ => return Err(refuse("no such stage")),
+                }
+            }
+            _ => return Err(refuse("not a table")),
+        };
+    }
+    at.insert(last.into(), value);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECIPE: &str = r#"
+seed = 3
+[task]
+setting = "remember"
+[memory]
+kind = "associative"
+tokens = 4
+d_mem = 32
+[[stage]]
+pairs = 2
+batch = 8
+steps = 10
+[[stage]]
+pairs = 20
+key_size = 2
+batch = 8
+steps = 20
+"#;
+
+    fn refused(text: &str, words: &[&str]) {
+        let error = Recipe::parse(text, &[]).err().unwrap().to_string();
+        assert!(words.iter().all(|w| error.contains(w)), "{error}");
+    }
+
+    #[test]
+    fn a_recipe_has_the_papers_defaults() {
+        let r = Recipe::parse(RECIPE, &[]).unwrap();
+        assert_eq!((r.model.layers, r.model.width, r.optimizer.lr, r.seed), (4, 128, 3e-4, 3));
+        let config = r.config(r.stages[1].get_ref());
+        assert_eq!(config.segment_size, 5);
+        assert!(config.check().is_ok());
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_line_and_key() {
+        refused(&RECIPE.replace("tokens", "tokenz"), &["tokenz"]);
+        refused(&RECIPE.replace("batch = 8", "batch = \"many\""), &["line 11"]);
+        refused(&RECIPE.replace("pairs = 20\nkey_size = 2", "pairs = 20"), &["stage 2", "line 13", "16", "20"]);
+        refused(&RECIPE.replace("steps = 10", "steps = 0"), &["stage 1", "steps"]);
+        refused(&RECIPE.replace("setting = \"remember\"", "setting = \"forget\""), &["forget"]);
+        refused("seed = 1", &["task"]);
+    }
+
+    #[test]
+    fn single_values_can_be_changed() {
+        let changes = ["optimizer.lr=1e-3", "seed=9", "stage.2.steps=7", "memory.correction=false"].map(String::from);
+        let r = Recipe::parse(RECIPE, &changes).unwrap();
+        assert_eq!((r.optimizer.lr, r.seed, r.stages[1].get_ref().steps), (1e-3, 9, 7));
+        assert!(matches!(&r.memory, MemoryConfig::Associative(a) if !a.correction));
+        for bad in ["seed", "stage.5.steps=1", "optimizer.speed=1"] {
+            assert!(Recipe::parse(RECIPE, &[bad.into()]).is_err(), "{bad}");
+        }
+    }
+}

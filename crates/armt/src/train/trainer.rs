@@ -1,0 +1,305 @@
+//! The training loop: full back-propagation through all segments, a curriculum of stages, validation, checkpoints.
+//!
+//! Everything random comes from the recipe's seed, the stage and the step alone, so a run that was interrupted and resumed gives the numbers
+//! of an unbroken one. Batches are drawn ahead on a thread of their own. Each stage has a fresh optimizer and schedule and goes on from
+//! the best weights of the stage before, as in the authors' scripts.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Instant;
+
+use armt_engine::optim::{AdamW, Group};
+use armt_engine::{DType, Device, Param, Tape, ops};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::recipe::{Recipe, Stage};
+use super::run_folder::RunFolder;
+use super::tensorboard::EventWriter;
+use crate::checkpoint::Tensors;
+use crate::error::{Error, Result};
+use crate::eval::capacity::stored_pairs;
+use crate::eval::retrieval::exact_match;
+use crate::memory::MemoryState;
+use crate::model::{Model, Targets};
+use crate::random::Random;
+use crate::schedule::Choice;
+use crate::segment::Batch;
+use crate::tasks::Example;
+use crate::tasks::retrieval::SYMBOLS;
+
+/// Batches that wait for the device.
+const AHEAD: usize = 4;
+/// A loss above this is no learning any more.
+const EXPLODED: f32 = 1e4;
+/// Texts of one piece of a validation.
+const PIECE: usize = 125;
+
+/// How far a run has come: what `state.json` holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Progress {
+    /// Stage, from 0.
+    pub stage: usize,
+    /// Steps of this stage.
+    pub step: u64,
+    /// Steps of all stages.
+    pub total: u64,
+    /// Best exact match of this stage.
+    pub best: f64,
+    /// Validations since then.
+    pub waited: u64,
+}
+
+/// What a run tells as it goes.
+#[derive(Clone, Copy, Debug)]
+pub enum Event {
+    /// A step was made.
+    Step {
+        /// How far the run is.
+        progress: Progress,
+        /// Steps that the stage may have.
+        steps: u64,
+        /// Pairs of the stage.
+        pairs: usize,
+        /// The batch's loss.
+        loss: f32,
+        /// Tokens of the batch.
+        tokens: usize,
+    },
+    /// A validation was made.
+    Validation {
+        /// How far the run is.
+        progress: Progress,
+        /// Pairs of the stage.
+        pairs: usize,
+        /// Share of texts answered exactly.
+        exact_match: f64,
+    },
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Ending {
+    /// All stages are done.
+    Finished {
+        /// Best exact match of the last stage.
+        exact_match: f64,
+    },
+    /// It was asked to stop; everything is saved.
+    Stopped,
+}
+
+/// Runs a recipe in a folder, from its start or from where the folder is. `each` hears everything and may stop the run.
+///
+/// A loss that is not finite, or explodes, is an error with the step and the last good checkpoint.
+pub fn train(
+    recipe: &Recipe,
+    folder: &mut RunFolder,
+    resume: bool,
+    (dtype, device): (DType, &Device),
+    each: &mut dyn FnMut(&Event) -> ControlFlow<()>,
+) -> Result<Ending> {
+    let mut events = EventWriter::create(folder.path())?;
+    let mut progress = if resume { folder.load_state::<Progress>()? } else { Progress::default() };
+    folder.truncate_log(progress.total)?;
+    let mut weights = resume.then(|| Tensors::open(&folder.last_folder())).transpose()?;
+    while let Some(stage) = recipe.stages.get(progress.stage) {
+        let stage = stage.get_ref();
+        let model = Model::fresh(recipe.config(stage), recipe.seed, dtype, device)?;
+        if let Some(weights) = &weights {
+            model.set_weights(weights)?;
+        }
+        let mut optimizer = optimizer(recipe, &model)?;
+        if resume && progress.step > 0 {
+            optimizer.restore(&folder.last_folder().join("optimizer.safetensors"))?;
+        }
+        let mut run = StageRun { recipe, stage, model: &model, optimizer: &mut optimizer, folder, events: &mut events };
+        if run.go(&mut progress, each)?.is_break() {
+            return Ok(Ending::Stopped);
+        }
+        // The next stage goes on from the best weights of this one.
+        let best = Tensors::open(&folder.best_folder())?;
+        let exact_match = progress.best;
+        progress = Progress { stage: progress.stage + 1, total: progress.total, ..Progress::default() };
+        if progress.stage == recipe.stages.len() {
+            return Ok(Ending::Finished { exact_match });
+        }
+        model.set_weights(&best)?;
+        folder.save_last(&model, &self::optimizer(recipe, &model)?, &progress)?;
+        weights = Some(best);
+    }
+    Ok(Ending::Finished { exact_match: progress.best })
+}
+
+fn optimizer(recipe: &Recipe, model: &Model) -> Result<AdamW> {
+    let params: Vec<Param> = model.params().into_iter().cloned().collect();
+    let group = Group { params, weight_decay: recipe.optimizer.weight_decay, rate: 1.0 };
+    Ok(AdamW::new(vec![group], recipe.settings())?)
+}
+
+/// A seed for one purpose at one place of a run.
+fn seed(recipe: &Recipe, purpose: u64, stage: usize, step: u64) -> Random {
+    let mut random = Random::new(recipe.seed ^ (purpose << 56) ^ ((stage as u64) << 40) ^ step.wrapping_mul(0x9e37_79b9));
+    Random::new(random.bits())
+}
+
+struct StageRun<'a> {
+    recipe: &'a Recipe,
+    stage: &'a Stage,
+    model: &'a Model,
+    optimizer: &'a mut AdamW,
+    folder: &'a mut RunFolder,
+    events: &'a mut EventWriter,
+}
+
+impl StageRun<'_> {
+    /// Runs the stage to its end, or to a break.
+    fn go(&mut self, progress: &mut Progress, each: &mut dyn FnMut(&Event) -> ControlFlow<()>) -> Result<ControlFlow<()>> {
+        let (recipe, stage, number) = (self.recipe, *self.stage, progress.stage);
+        let (from, task) = (progress.step, recipe.task(self.stage));
+        let (sender, examples) = sync_channel(AHEAD);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for step in from..stage.steps {
+                    let mut random = seed(recipe, 1, number, step);
+                    let pairs = if stage.vary { 1 + random.below(stage.pairs) } else { stage.pairs };
+                    if sender.send(task.example(pairs, stage.batch, &mut random)).is_err() {
+                        return;
+                    }
+                }
+            });
+            let result = self.steps(progress, examples, each);
+            // Dropping the receiver inside `steps` has ended the thread.
+            result
+        })
+    }
+
+    fn steps(
+        &mut self,
+        progress: &mut Progress,
+        examples: Receiver<Result<Example>>,
+        each: &mut dyn FnMut(&Event) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
+        let schedule = self.recipe.schedule(self.stage);
+        let start = Instant::now();
+        let mut tokens_done = 0;
+        for example in examples {
+            let example = example?;
+            let rate = schedule.rate(progress.step);
+            let loss = self.step(&example, rate)?;
+            if !loss.is_finite() || loss > EXPLODED {
+                let last = self.folder.last_folder().display().to_string();
+                return Err(Error::Argument(format!(
+                    "the loss is {loss} at step {} of stage {} (rate {rate:e}, norm of the gradient {:.3e}); the last good checkpoint is {last}",
+                    progress.step + 1,
+                    progress.stage + 1,
+                    self.gradient_norm()?,
+                )));
+            }
+            progress.step += 1;
+            progress.total += 1;
+            let tokens = example.batch.ids.len();
+            tokens_done += tokens;
+            let speed = tokens_done as f64 / start.elapsed().as_secs_f64();
+            self.folder.log(&json!({
+                "step": progress.total, "stage": progress.stage + 1, "pairs": self.stage.pairs, "loss": loss, "lr": rate,
+                "tokens_per_second": speed.round(),
+            }))?;
+            self.events
+                .scalars(progress.total, &[("train/loss", loss), ("train/lr", rate), ("train/tokens_per_second", speed as f32)])?;
+            let steps = self.stage.steps;
+            let heard = each(&Event::Step { progress: *progress, steps, pairs: self.stage.pairs, loss, tokens });
+            let last = progress.step == steps;
+            let mut done = last;
+            if last || progress.step.is_multiple_of(self.recipe.eval.every) {
+                done |= self.validate(progress, each)?;
+            }
+            if heard.is_break() {
+                self.save(progress)?;
+                return Ok(ControlFlow::Break(()));
+            }
+            if done {
+                return Ok(ControlFlow::Continue(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// One step: gradients of all parts of the batch, then the update. Gives the loss.
+    fn step(&mut self, example: &Example, rate: f32) -> Result<f32> {
+        self.optimizer.zero_grad()?;
+        let parts = self.stage.accumulate;
+        let mut total = 0.0;
+        for part in 0..parts {
+            let piece = slice(example, part, parts);
+            let tape = Tape::new();
+            let state = MemoryState::empty(self.model, piece.batch.batch)?;
+            let (loss, _) = self.model.loss(&tape, &piece.batch, &piece.targets, &state, Choice::Auto)?;
+            let loss = ops::scale(&loss, 1.0 / parts as f32)?;
+            tape.backward(&loss)?;
+            total += loss.item()?;
+        }
+        if total.is_finite() {
+            self.optimizer.step(rate)?;
+        }
+        Ok(total)
+    }
+
+    fn gradient_norm(&self) -> Result<f64> {
+        let mut sum = 0.0;
+        for p in self.model.params() {
+            sum += p.grad().to_vec::<f32>()?.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>();
+        }
+        Ok(sum.sqrt())
+    }
+
+    /// Judges the model, keeps it if it is the best so far, and says whether the stage is over.
+    fn validate(&mut self, progress: &mut Progress, each: &mut dyn FnMut(&Event) -> ControlFlow<()>) -> Result<bool> {
+        let (task, pairs, samples) = (self.recipe.task(self.stage), self.stage.pairs, self.recipe.eval.samples);
+        let mut random = seed(self.recipe, 2, progress.stage, 0);
+        let mut right = 0;
+        for from in (0..samples).step_by(PIECE) {
+            let example = task.example(pairs, PIECE.min(samples - from), &mut random)?;
+            right += exact_match(self.model, &example, Choice::Auto)?;
+        }
+        let exact = right as f64 / samples as f64;
+        let stored = stored_pairs(exact, pairs, SYMBOLS.pow(task.value_size as u32));
+        let (stage, total) = (progress.stage + 1, progress.total);
+        self.folder.log(&json!({"step": total, "stage": stage, "pairs": pairs, "exact_match": exact, "stored": stored}))?;
+        self.events.scalars(total, &[("valid/exact_match", exact as f32), ("valid/stored", stored as f32)])?;
+        if exact > progress.best || progress.best == 0.0 {
+            (progress.best, progress.waited) = (exact, 0);
+            self.folder.save_best(self.model)?;
+        } else {
+            progress.waited += 1;
+        }
+        self.save(progress)?;
+        // A stop that is asked for here is heard again at the next step.
+        let _ = each(&Event::Validation { progress: *progress, pairs, exact_match: exact });
+        let patience = self.recipe.eval.patience;
+        Ok(exact >= self.stage.until || (patience > 0 && progress.waited >= patience))
+    }
+
+    fn save(&self, progress: &Progress) -> Result<()> {
+        self.folder.save_last(self.model, self.optimizer, progress)
+    }
+}
+
+/// Part `part` of `parts` of a batch.
+fn slice(example: &Example, part: usize, parts: usize) -> Example {
+    let Batch { ids, batch, mask } = &example.batch;
+    let (rows, width) = (batch / parts, ids.len() / batch);
+    let range = part * rows * width..(part + 1) * rows * width;
+    Example {
+        batch: Batch { ids: ids[range.clone()].to_vec(), batch: rows, mask: mask.as_ref().map(|m| m[range.clone()].to_vec()) },
+        targets: Targets { next: example.targets.next[range].to_vec() },
+    }
+}
+
+/// The model of a run folder that did best, or of a model folder.
+pub fn best_model(path: &Path, dtype: DType, device: &Device) -> Result<Model> {
+    let best = path.join("best");
+    Model::load(if best.is_dir() { &best } else { path }, dtype, device)
+}
