@@ -104,6 +104,7 @@ pub fn train(
     let mut events = EventWriter::create(folder.path())?;
     let mut progress = if resume { folder.load_state::<Progress>()? } else { Progress::default() };
     folder.truncate_log(progress.total)?;
+    events.resume_after(progress.total)?;
     let mut weights = resume.then(|| Tensors::open(&folder.last_folder())).transpose()?;
     while let Some(stage) = recipe.stages.get(progress.stage) {
         let stage = stage.get_ref();
@@ -112,7 +113,10 @@ pub fn train(
             model.set_weights(weights)?;
         }
         let mut optimizer = optimizer(recipe, &model)?;
-        if resume && progress.step > 0 {
+        if progress.total == 0 {
+            // So that a run that dies early can be resumed too.
+            folder.save_last(&model, &optimizer, &progress)?;
+        } else if progress.step > 0 {
             optimizer.restore(&folder.last_folder().join("optimizer.safetensors"))?;
         }
         let mut run = StageRun { recipe, stage, model: &model, optimizer: &mut optimizer, folder, events: &mut events };
@@ -170,9 +174,8 @@ impl StageRun<'_> {
                     }
                 }
             });
-            let result = self.steps(progress, examples, each);
-            // Dropping the receiver inside `steps` has ended the thread.
-            result
+            // The receiver is dropped inside, which ends the thread.
+            self.steps(progress, examples, each)
         })
     }
 
