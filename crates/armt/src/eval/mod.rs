@@ -1,1 +1,5 @@
 //! Judging models: exact match, memory capacity, reports and plots.
+
+pub mod capacity;
+pub mod plot;
+pub mod retrieval;

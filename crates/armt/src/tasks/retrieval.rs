@@ -97,6 +97,16 @@ impl Retrieval {
         SYMBOLS.saturating_pow(self.key_size as u32)
     }
 
+    /// Different keys that a text of `pairs` pairs has on average: all of them, or where keys come again m (1 - (1 - 1 / m)^n) for m
+    /// keys and n pairs.
+    pub fn different_keys(&self, pairs: usize) -> f64 {
+        let (m, n) = (self.keys() as f64, pairs as f64);
+        match self.setting {
+            Setting::Remember => n,
+            Setting::Rewrite => -m * (n * (-1.0 / m).ln_1p()).exp_m1(),
+        }
+    }
+
     /// A batch of texts of `pairs` pairs each. Equal generators give equal texts. Refuses what [`Retrieval::check`] refuses, and a
     /// batch of none.
     pub fn example(&self, pairs: usize, batch: usize, random: &mut Random) -> Result<Example> {
@@ -275,6 +285,16 @@ mod tests {
         let n = 4000;
         let first = (0..n).filter(|_| latest_of_one_key(&[0, 0, 7], &mut random) == 1).count();
         assert!((1800..2200).contains(&first), "{first} of {n}");
+    }
+
+    #[test]
+    fn different_keys_are_as_many_as_expected() {
+        let task = task(Setting::Rewrite, 1, 1);
+        let texts = pairs_of(task, &example(task, 20, 2000, 9));
+        let different: usize = texts.iter().map(|(pairs, _)| pairs.iter().map(|(k, _)| k[0]).collect::<HashSet<_>>().len()).sum();
+        assert!((different as f64 / 2000.0 - task.different_keys(20)).abs() < 0.1);
+        assert!((task.different_keys(1) - 1.0).abs() < 1e-9 && (task.different_keys(10_000) - 16.0).abs() < 1e-9);
+        assert_eq!(Retrieval { setting: Setting::Remember, ..task }.different_keys(7), 7.0);
     }
 
     #[test]
