@@ -50,10 +50,10 @@ fn exact_match_is_that_of_greedy_generation() {
         let empty = MemoryState::empty(&model, texts).unwrap();
         let said = model.generate(&prompt(&example.batch.ids), &empty, &options, &mut |_| {}).unwrap().tokens;
         for (text, right) in [(0, answer), (1, answer - 1), (2, 0)] {
-            for i in 0..right {
+            for (i, token) in said[text][..right].iter().enumerate() {
                 let at = text * tokens + tokens - answer + i;
-                example.batch.ids[at] = said[text][i];
-                example.targets.next[at - 1] = said[text][i];
+                example.batch.ids[at] = *token;
+                example.targets.next[at - 1] = *token;
             }
         }
         let again = model.generate(&prompt(&example.batch.ids), &empty, &options, &mut |_| {}).unwrap().tokens;
