@@ -64,11 +64,16 @@ impl DeviceArgs {
         Ok((device, dtype))
     }
 
-    /// Opens the device, a model folder on it, and the folder's tokenizer.
-    pub fn open_model(&self, folder: &Path) -> Result<(Model, Tokenizer)> {
+    /// Opens the device and a model folder on it, for tasks whose texts are tokens from the start.
+    pub fn open_weights(&self, folder: &Path) -> Result<Model> {
         expect_model(folder)?;
         let (device, dtype) = self.open()?;
-        let model = Model::load(folder, dtype, &device)?;
+        Ok(Model::load(folder, dtype, &device)?)
+    }
+
+    /// Opens the device, a model folder on it, and the folder's tokenizer.
+    pub fn open_model(&self, folder: &Path) -> Result<(Model, Tokenizer)> {
+        let model = self.open_weights(folder)?;
         let tokenizer = Tokenizer::load_for(folder, &model)?;
         Ok((model, tokenizer))
     }

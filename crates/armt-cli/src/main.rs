@@ -4,15 +4,18 @@ mod ask;
 mod convert;
 mod device;
 mod doctor;
+mod eval;
 mod progress;
 mod quickstart;
 mod read;
 mod train;
+mod report;
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 
 /// Associative Recurrent Memory Transformer: read very long texts in constant memory.
 #[derive(Parser)]
@@ -34,6 +37,15 @@ enum Command {
     Ask(ask::AskArgs),
     /// Give a Hugging Face model a memory.
     Convert(convert::ConvertArgs),
+    /// Ask a model about key-value pairs that it has read.
+    Eval(eval::EvalArgs),
+    /// Draw the curves of `armt eval`.
+    Report(report::ReportArgs),
+    /// Print a shell's completions of this command: `source <(armt completions bash)`.
+    Completions {
+        /// Shell to complete in.
+        shell: Shell,
+    },
     /// Show the processor, the GPU, the driver and the libraries that were found, and what would be used.
     ///
     /// ARMT_CUDA_PATH can name a folder with CUDA's libraries, ARMT_CACHE_DIR the folder for compiled kernels.
@@ -49,6 +61,9 @@ fn main() -> ExitCode {
         Command::Read(args) => read::run(&args),
         Command::Ask(args) => ask::run(&args),
         Command::Convert(args) => convert::run(&args),
+        Command::Eval(args) => eval::run(&args),
+        Command::Report(args) => report::run(&args),
+        Command::Completions { shell } => completions(shell).map(|()| ExitCode::SUCCESS),
         Command::Doctor => doctor::run().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
@@ -59,6 +74,13 @@ fn main() -> ExitCode {
         eprintln!("error: {}", line(&error));
         ExitCode::FAILURE
     })
+}
+
+fn completions(shell: Shell) -> anyhow::Result<()> {
+    // Not straight to standard output: a closed pipe would panic.
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "armt", &mut script);
+    Ok(std::io::stdout().write_all(&script)?)
 }
 
 /// Prints a line; a closed pipe is an error, not a panic.

@@ -183,8 +183,66 @@ fn bytes_that_are_no_text_are_reported() {
 #[test]
 fn every_command_shows_an_example() {
     let place = Place(tempfile::tempdir().unwrap());
-    for command in ["read", "ask", "convert"] {
-        assert!(place.good(&format!("{command} --help")).contains(&format!("armt {command} gpt2")));
+    for example in ["read gpt2", "ask gpt2", "convert gpt2", "eval runs", "report armt.json"] {
+        let command = example.split(' ').next().unwrap();
+        assert!(place.good(&format!("{command} --help")).contains(&format!("armt {example}")), "{example}");
+    }
+}
+
+#[test]
+fn a_model_is_judged_on_retrieval_and_the_curve_is_drawn() {
+    let place = Place::new();
+    place.good("convert gpt2 model --memory associative --tokens 2 --d-mem 4 --segment 5");
+    let line = "eval model --task remember --pairs 1,3 --samples 10 --batch 4 --device cpu --out a.json";
+    let table = place.good(line);
+    let words: Vec<Vec<&str>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
+    assert_eq!(words.len(), 3, "{table}");
+    assert_eq!((words[0][0], words[1][0], words[2][0]), ("pairs", "1", "3"));
+    let report: serde_json::Value = serde_json::from_slice(&read(&place.path("a.json"))).unwrap();
+    assert_eq!(
+        (report["model"].as_str(), report["key_size"].as_u64(), report["task"].as_str()),
+        (Some("model"), Some(2), Some("remember"))
+    );
+    assert_eq!((report["points"][1]["pairs"].as_u64(), report["points"][1]["samples"].as_u64()), (Some(3), Some(10)));
+    let first = read(&place.path("a.json"));
+    place.good(line);
+    assert!(first == read(&place.path("a.json")), "equal seeds, equal reports");
+
+    place.good("eval model --task rewrite --pairs 300 --samples 2 --device cpu --out b.json");
+    place.good("report a.json b.json --out plot.svg --names one,<two>");
+    let svg = text(&read(&place.path("plot.svg")));
+    assert!(
+        svg.starts_with("<svg") && svg.contains(">one<") && svg.contains("&lt;two&gt;") && svg.contains("Remember and Rewrite")
+    );
+    place.good("report a.json a.json --metric stored --out stored.svg");
+}
+
+#[test]
+fn what_cannot_be_judged_or_drawn_is_refused_with_a_reason() {
+    let place = Place::new();
+    place.good("convert gpt2 model --memory associative --tokens 2 --d-mem 4 --segment 5");
+    std::fs::write(place.path("no.json"), "{}").unwrap();
+    for (line, message) in [
+        ("eval model --task remember --pairs 257 --device cpu", "257 pairs need as many different keys, but there are only 256"),
+        ("eval model --task remember --key-size 3 --device cpu", "has 6 tokens, but the model's segments have 5"),
+        ("eval model --task remember --value-size 3 --device cpu", "no room for a key"),
+        ("eval gone --task remember", "there is no such folder"),
+        ("eval model --task remember --out no/such.json --device cpu", "the folder no does not exist"),
+        ("report no.json --out a.svg", "expected a report of `armt eval`"),
+        ("report gone.json --out a.svg", "gone.json"),
+        ("report no.json --out a.svg --names a,b", "--names: expected 1, one for each file, got 2"),
+    ] {
+        let said = place.bad(line);
+        assert!(said.contains(message), "{line}: {said}");
+    }
+    assert!(!place.path("a.svg").exists());
+}
+
+#[test]
+fn shells_get_completions() {
+    let place = Place(tempfile::tempdir().unwrap());
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(place.good(&format!("completions {shell}")).contains("convert"));
     }
 }
 

@@ -7,6 +7,7 @@ use armt_engine::{Tape, Tensor, ops};
 use serde::{Deserialize, Serialize};
 
 use super::capacity::stored_pairs;
+use crate::checkpoint::write_beside;
 use crate::error::{Error, Result};
 use crate::memory::MemoryState;
 use crate::model::Model;
@@ -59,7 +60,7 @@ impl Report {
     pub fn save(&self, path: &Path) -> Result<()> {
         let mut text = serde_json::to_string_pretty(self).map_err(|e| Error::file(path, e))?;
         text.push('\n');
-        std::fs::write(path, text).map_err(|source| Error::Io { path: path.into(), source })
+        write_beside(path, text.as_bytes())
     }
 
     /// Reads a report; refuses a file that holds something else.
