@@ -8,8 +8,8 @@ mod eval;
 mod progress;
 mod quickstart;
 mod read;
-mod train;
 mod report;
+mod train;
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
