@@ -24,6 +24,9 @@ Examples:
 A text is N pairs of a key and a value, one a segment, and then a key: the answer is right if the whole value is. Stored pairs are
 those that a memory would need to answer as often if it guessed all others. The report is written anew after each line.";
 
+/// What is asked about if nothing is said.
+const PAIRS: [usize; 8] = [1, 2, 5, 10, 20, 50, 100, 200];
+
 #[derive(Args)]
 #[command(after_help = EXAMPLE)]
 pub struct EvalArgs {
@@ -32,9 +35,9 @@ pub struct EvalArgs {
     /// Keys that are all different, or keys that come again with new values.
     #[arg(long, value_enum)]
     task: Task,
-    /// Numbers of pairs to ask about.
-    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,2,5,10,20,50,100,200", value_parser = positive)]
-    pairs: Vec<usize>,
+    /// Numbers of pairs to ask about; those of 1,2,5,10,20,50,100,200 that there are keys for if not given.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = positive)]
+    pairs: Option<Vec<usize>>,
     /// Symbols of a key; if not given, what the model's segments leave for it.
     #[arg(long, value_name = "K", value_parser = positive)]
     key_size: Option<usize>,
@@ -75,6 +78,7 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     }
     let model = args.device.open_weights(&args.model)?;
     let task = args.task(model.config().segment_size)?;
+    let pairs = args.pairs.clone().unwrap_or_else(|| PAIRS.into_iter().filter(|n| task.check(*n).is_ok()).collect());
     let mut report = Report {
         model: args.model.display().to_string(),
         task: task.setting,
@@ -86,7 +90,7 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
         dtype: model.dtype().to_string(),
         points: Vec::new(),
     };
-    let bar = bar(&args.pairs, args.samples);
+    let bar = bar(&pairs, args.samples);
     let (mut failed, mut before) = (None, 0);
     let mut each = |point: &Point| {
         bar.inc(((point.samples - before) * (point.pairs + 1)) as u64);
@@ -107,7 +111,7 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
             }
         }
     };
-    let judged = curve(&model, task, &args.pairs, args.samples, args.batch, args.seed, &mut each);
+    let judged = curve(&model, task, &pairs, args.samples, args.batch, args.seed, &mut each);
     bar.finish_and_clear();
     judged?;
     failed.map_or(Ok(ExitCode::SUCCESS), Err)

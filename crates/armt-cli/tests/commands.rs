@@ -215,6 +215,9 @@ fn a_model_is_judged_on_retrieval_and_the_curve_is_drawn() {
         svg.starts_with("<svg") && svg.contains(">one<") && svg.contains("&lt;two&gt;") && svg.contains("Remember and Rewrite")
     );
     place.good("report a.json a.json --metric stored --out stored.svg");
+    place.good("convert gpt2 short --memory associative --tokens 2 --d-mem 4 --segment 4");
+    let table = place.good("eval short --task remember --samples 2 --device cpu");
+    assert_eq!(table.lines().count(), 5, "16 keys are enough for 1, 2, 5 and 10 pairs: {table}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ const LEFT: f64 = 76.0;
 const RIGHT: f64 = 596.0;
 const TOP: f64 = 46.0;
 const BOTTOM: f64 = 366.0;
-/// Below the frame: ticks and the axis' label.
+/// With ticks and the axis' label below the frame; a long legend needs more.
 const HEIGHT: f64 = BOTTOM + 58.0;
 
 /// An axis' scale.
@@ -197,9 +197,10 @@ impl Plot {
         let longest = self.series.iter().map(|s| s.name.chars().count()).max().unwrap_or(0);
         // About the width of the letters: there is no font here to measure.
         let width = RIGHT + 62.0 + 7.6 * longest as f64;
+        let height = HEIGHT.max(TOP + 22.0 * self.series.len() as f64 + 16.0);
         let mut d = Drawing(String::new());
         d.add(format_args!(
-            r#"<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0}" height="{HEIGHT:.0}" viewBox="0 0 {width:.0} {HEIGHT:.0}" font-family="{FONTS}" font-size="13" fill="{}">"#,
+            r#"<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0}" height="{height:.0}" viewBox="0 0 {width:.0} {height:.0}" font-family="{FONTS}" font-size="13" fill="{}">"#,
             "#222222"
         ));
         d.add(format_args!(r##"<rect width="100%" height="100%" fill="#ffffff"/>"##));
@@ -246,6 +247,8 @@ impl Plot {
         let most = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::NEG_INFINITY, f64::max);
         let (from, to) = (least(&mut xs()), most(&mut xs()));
         let x = match self.x_scale {
+            // An axis that begins just above 0 had better begin there.
+            Scale::Linear if from > 0.0 && from < 0.2 * to => Axis::linear(0.0, to, (LEFT, RIGHT - 12.0)),
             Scale::Linear => Axis::linear(from, to, (LEFT + 12.0, RIGHT - 12.0)),
             Scale::Log if from > 0.0 => Axis::log(from, to, (LEFT + 12.0, RIGHT - 12.0)),
             Scale::Log => return Err(Error::Argument(format!("a logarithmic axis needs numbers above 0, got {from}"))),
