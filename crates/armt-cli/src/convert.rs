@@ -36,19 +36,19 @@ pub struct ConvertArgs {
     /// Memory tokens of a segment.
     #[arg(long, value_name = "N", default_value_t = 16)]
     tokens: usize,
-    /// Width of keys and queries [associative; default: 64].
+    /// Width of keys and queries (associative; default: 64).
     #[arg(long, value_name = "N")]
     d_mem: Option<usize>,
     /// Ordinary tokens of a segment.
     #[arg(long, value_name = "N", default_value_t = 512)]
     segment: usize,
-    /// Leave out the correction of the normalisation [associative].
+    /// Leave out the correction of the normalisation (associative).
     #[arg(long)]
     no_correction: bool,
     /// Give memory tokens position rows of their own [GPT-2].
     #[arg(long)]
     wrap_pos: bool,
-    /// Layers that have a memory, as 0,1,5; all if not given [associative].
+    /// Layers that have a memory, as 0,1,5; all if not given (associative).
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     memory_layers: Option<Vec<usize>>,
     /// Numbers in the file.
