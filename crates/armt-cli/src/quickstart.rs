@@ -89,7 +89,6 @@ pub fn run(args: &QuickstartArgs) -> Result<ExitCode> {
         y_range: Some((0.0, 1.0)),
         x_scale: Scale::Log,
         series: vec![series("ARMT", &memory), series("no memory", &plain)],
-        ..Plot::default()
     };
     std::fs::write(&plot, drawing.svg()?)?;
     let at = |n: usize| memory.iter().find(|p| p.pairs == n).map_or(0.0, |p| p.exact_match);

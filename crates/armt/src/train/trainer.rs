@@ -272,11 +272,11 @@ impl StageRun<'_> {
         let (stage, total) = (progress.stage + 1, progress.total);
         self.folder.log(&json!({"step": total, "stage": stage, "pairs": pairs, "exact_match": exact, "stored": stored}))?;
         self.events.scalars(total, &[("valid/exact_match", exact as f32), ("valid/stored", stored as f32)])?;
-        if exact > progress.best || progress.best == 0.0 {
-            (progress.best, progress.waited) = (exact, 0);
+        progress.waited = if exact > progress.best { 0 } else { progress.waited + 1 };
+        // Of equals the later one is kept: it has seen more.
+        if exact >= progress.best {
+            progress.best = exact;
             self.folder.save_best(self.model)?;
-        } else {
-            progress.waited += 1;
         }
         self.save(progress)?;
         // A stop that is asked for here is heard again at the next step.
