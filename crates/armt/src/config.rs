@@ -296,6 +296,9 @@ impl Backbone {
                 return Err(Error::config(key, "false", true));
             }
         }
+        if !r.flag_or("scale_attn_weights", true)? {
+            return Err(Error::config("scale_attn_weights", "true", false));
+        }
         Ok(Backbone {
             family: Family::Gpt2,
             vocab: r.size("vocab_size")?,
@@ -320,6 +323,10 @@ impl Backbone {
         let heads = heads_of(width, heads, heads, None)?;
         // Older files have rotary_pct and rotary_emb_base, newer ones rope_parameters.
         let rope = Reader(r.get("rope_parameters").unwrap_or(&Value::Null));
+        match rope.text_or("rope_type", "default")? {
+            "default" => {}
+            other => return Err(Error::config("rope_parameters.rope_type", "default", other)),
+        }
         let share = rope.number_or("partial_rotary_factor", r.number_or("rotary_pct", 0.25)?)?;
         let theta = rope.number_or("rope_theta", r.number_or("rotary_emb_base", 10_000.0)?)?;
         let dims = (heads.size as f64 * share) as usize;

@@ -289,6 +289,7 @@ fn configurations_that_cannot_be_are_refused_by_key() {
     refused(with("n_embd", "wide".into()), "n_embd");
     refused(with("activation_function", "relu".into()), "activation_function");
     refused(with("model_type", "bert".into()), "bert");
+    refused(with("scale_attn_weights", false.into()), "scale_attn_weights");
     let mut layers = base();
     if let MemoryConfig::Associative(a) = &mut layers.memory {
         a.memory_layers = Some(vec![2]);
