@@ -129,7 +129,7 @@ pub(crate) struct Product {
     pub(crate) aux: u64,
 }
 
-#[derive(PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     sizes: [usize; 4],
     a: (DType, bool, usize, u32),
@@ -225,9 +225,8 @@ impl Blas {
         };
         if !self.plans.contains_key(&key) {
             let plan = self.plan(p)?;
-            self.plans.insert(Key { ..key }, plan);
+            self.plans.insert(key, plan);
         }
-        let key = Key { ..key };
         let Some(Some(plan)) = self.plans.get(&key) else {
             if p.epilogue != Epilogue::None {
                 return Ok(false);

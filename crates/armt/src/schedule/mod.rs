@@ -10,7 +10,6 @@ use armt_engine::{Tape, Tensor};
 pub use diagonal::Diagonal;
 pub use sequential::Sequential;
 
-use crate::config::MemoryConfig;
 use crate::error::{Error, Result};
 use crate::memory::MemoryState;
 use crate::model::Model;
@@ -43,7 +42,7 @@ pub enum Choice {
 impl Choice {
     /// The schedule for a model. Asking for a diagonal where there is none is an error.
     pub fn schedule(self, model: &Model) -> Result<&'static dyn Schedule> {
-        let has_diagonal = !matches!(model.config().memory, MemoryConfig::Rmt { .. });
+        let has_diagonal = model.has_diagonal();
         match self {
             Choice::Sequential => Ok(&Sequential),
             Choice::Auto if !has_diagonal => Ok(&Sequential),
