@@ -1,6 +1,7 @@
 //! The command `armt`: arguments and messages; the work is done by the library.
 
 mod ask;
+mod bench;
 mod convert;
 mod device;
 mod doctor;
@@ -41,6 +42,8 @@ enum Command {
     Eval(eval::EvalArgs),
     /// Draw the curves of `armt eval`.
     Report(report::ReportArgs),
+    /// Measure how fast this machine reads and trains.
+    Bench(bench::BenchArgs),
     /// Print a shell's completions of this command: `source <(armt completions bash)`.
     Completions {
         /// Shell to complete in.
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Convert(args) => convert::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Report(args) => report::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Completions { shell } => completions(shell).map(|()| ExitCode::SUCCESS),
         Command::Doctor => doctor::run().map(|()| ExitCode::SUCCESS),
     };

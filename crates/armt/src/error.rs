@@ -53,6 +53,14 @@ impl Error {
         Error::Config { key: key.into(), expected: expected.into(), got: got.to_string() }
     }
 
+    /// As the engine's error, for code that the engine calls.
+    pub(crate) fn into_engine(self) -> armt_engine::Error {
+        match self {
+            Error::Engine(error) => error,
+            other => armt_engine::Error::argument("a block", other.to_string()),
+        }
+    }
+
     /// An [`Error::File`].
     pub(crate) fn file(path: &Path, message: impl std::fmt::Display) -> Self {
         Error::File { path: path.into(), message: message.to_string() }

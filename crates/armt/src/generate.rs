@@ -10,11 +10,11 @@ use armt_engine::{Tape, Tensor, ops};
 
 use crate::config::Positions;
 use crate::error::{Error, Result};
-use crate::memory::{Content, LayerMemory, MemoryState};
-use crate::model::{Attend, Cache, Model};
+use crate::memory::{Content, Kind, LayerMemory, MemoryState};
+use crate::model::{Attend, Cache, Inputs, Model};
 use crate::random::Random;
-use crate::schedule::Choice;
-use crate::segment::{Batch, segment};
+use crate::schedule::{Backprop, Choice};
+use crate::segment::{Batch, Segment, segment};
 
 /// How the next token is picked.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,11 +99,7 @@ impl Model {
             return Err(Error::Argument("expected at least one token to go on from, got none".into()));
         };
         let tape = Tape::off();
-        let mut state = if segments.is_empty() {
-            state.clone()
-        } else {
-            Choice::Auto.schedule(self)?.run(self, &tape, &segments, state, &mut |_, _| Ok(()))?
-        };
+        let mut state = if segments.is_empty() { state.clone() } else { self.absorb(&segments, state)? };
         let batch = prompt.batch;
         let tokens = prompt.tokens();
         // The open segment's tokens, row by row.
@@ -132,7 +128,7 @@ impl Model {
             if open[0].len() == self.config.segment_size && options.roll_over {
                 let full = Batch { ids: open.concat(), batch, mask: None };
                 let whole = segment(&full, 0..full.tokens(), full.tokens());
-                state = Choice::Auto.schedule(self)?.run(self, &tape, &[whole], &state, &mut |_, _| Ok(()))?;
+                state = self.absorb(&[whole], &state)?;
                 open.iter_mut().for_each(Vec::clear);
                 caches = Caches::new(self, &state, &tape)?;
             }
@@ -145,6 +141,12 @@ impl Model {
         }
         out.state = state;
         Ok(out)
+    }
+
+    /// The memory after whole segments.
+    fn absorb(&self, segments: &[Segment], state: &MemoryState) -> Result<MemoryState> {
+        let inputs = Inputs::new(self, segments, state.batch)?;
+        Choice::Auto.schedule(self)?.run(self, &Tape::off(), &inputs, state, Backprop::default(), &mut |_, _| Ok(()))
     }
 
     /// Positions that exist for a segment's tokens.
@@ -173,8 +175,8 @@ impl Caches {
         let layers = (0..model.backbone().layers)
             .map(|l| {
                 let memory = state.layers(model, l..l + 1, tape)?;
-                let cache = match &memory {
-                    LayerMemory::Window(Some((qkv, seen))) => model.window_cache(qkv, seen)?,
+                let cache = match &memory.kind {
+                    Kind::Window(Some((qkv, seen))) => model.window_cache(qkv, seen)?,
                     _ => Cache::default(),
                 };
                 Ok((memory, cache))
@@ -191,7 +193,9 @@ impl Caches {
         let text = model.embed_tokens(tape, &ids, self.batch)?;
         // RMT and PRMT read their memory tokens at the segment's start.
         let (x, first) = if from == 0 && before > 0 {
-            (ops::concat(&[&model.memory_tokens(tape, self.batch, self.carried.as_ref())?, &text], 1)?, 0)
+            let learned = if self.carried.is_none() { model.memory_tokens(tape, self.batch)? } else { None };
+            let memory = self.carried.as_ref().or(learned.as_ref());
+            (ops::concat(&memory.into_iter().chain([&text]).collect::<Vec<_>>(), 1)?, 0)
         } else {
             (text, before + from)
         };
@@ -201,8 +205,8 @@ impl Caches {
         let d = x.dims()[2];
         let mut h = ops::reshape(&x, [1, self.batch, n, d])?;
         for (l, (memory, cache)) in self.layers.iter_mut().enumerate() {
-            h = match memory {
-                LayerMemory::Prmt(m) if from == 0 => ops::concat(&[m, &ops::narrow(&h, 2, before, n - before)?], 2)?,
+            h = match &memory.kind {
+                Kind::Prmt(m) if from == 0 => ops::concat(&[m, &ops::narrow(&h, 2, before, n - before)?], 2)?,
                 _ => model.associative_read(tape, l..l + 1, &h, memory)?,
             };
             h = model.block(tape, l..l + 1, &h, Attend::Cached(cache))?.0;

@@ -38,6 +38,7 @@
 //! The memory of one text has L dk (d + 1) numbers, dk = 2 nu d_mem. For GPT-2 with d_mem 64 that is 12 * 384 * 769 in f32:
 //! 14,174,208 bytes, however long the text was.
 
+pub mod bench;
 pub mod checkpoint;
 pub mod config;
 mod error;

@@ -11,8 +11,8 @@ use armt_engine::Tape;
 use crate::error::{Error, Result};
 use crate::generate::Options;
 use crate::memory::MemoryState;
-use crate::model::Model;
-use crate::schedule::{Choice, Schedule};
+use crate::model::{Inputs, Model};
+use crate::schedule::{Backprop, Choice, Schedule};
 use crate::segment::{Batch, segment};
 use crate::text::Tokenizer;
 
@@ -128,7 +128,9 @@ impl<'m> Reader<'m> {
         let count = self.open.len();
         let batch = Batch { ids: std::mem::take(&mut self.open), batch: 1, mask: None };
         let segments: Vec<_> = (0..count).step_by(size).map(|from| segment(&batch, from..count.min(from + size), size)).collect();
-        let next = self.schedule.run(self.model, &Tape::off(), &segments, &self.state, &mut |_, _| Ok(()));
+        let next = Inputs::new(self.model, &segments, 1).and_then(|inputs| {
+            self.schedule.run(self.model, &Tape::off(), &inputs, &self.state, Backprop::default(), &mut |_, _| Ok(()))
+        });
         // Waiting here lets a failure of the device show before the old memory is given up.
         match next.and_then(|state| self.model.device().synchronize().map(|()| state).map_err(Error::from)) {
             Ok(state) => self.state = state,

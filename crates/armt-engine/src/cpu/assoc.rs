@@ -230,13 +230,12 @@ impl WriteSizes {
     }
 }
 
-/// What a write reads; all of it also needed to go back.
+/// What a write reads beside the memory; all of it also needed to go back.
 #[derive(Clone, Copy)]
 pub(crate) struct WriteInputs<'a> {
     pub(crate) k: &'a [f32],
     pub(crate) v: &'a [f32],
     pub(crate) beta: &'a [f32],
-    pub(crate) a: &'a [f32],
     pub(crate) z: &'a [f32],
     pub(crate) first: Option<&'a [i32]>,
     pub(crate) correction: bool,
@@ -252,7 +251,6 @@ impl<'a> WriteInputs<'a> {
             k: &self.k[n * m * dm..][..m * dm],
             v: &self.v[n * m * d..][..m * d],
             beta: &self.beta[n * m..][..m],
-            a: &self.a[n * dk * d..][..dk * d],
             z: &self.z[n * dk..][..dk],
             first: None,
             correction: self.correction && self.first.is_none_or(|first| first[n] == 0),
@@ -272,59 +270,88 @@ impl<'a> WriteInputs<'a> {
     }
 }
 
-/// A' = A + sum_i phi_i (x) dv_i and z' = z + sum_i gamma_i phi_i.
-pub(crate) fn write(w: &WriteInputs<'_>, a_new: &mut [f32], z_new: &mut [f32]) {
-    let WriteSizes { m, dm, d, .. } = w.sizes;
+/// A += sum_i phi_i (x) x_i in place, and z' = z + sum_i gamma_i phi_i. The x_i go to `x` too, if it is given.
+pub(crate) fn write(w: &WriteInputs<'_>, a: &mut [f32], z_new: &mut [f32], x: Option<&mut [f32]>) {
+    let WriteSizes { n, m, dm, d, .. } = w.sizes;
     let dk = w.sizes.dk();
-    a_new.par_chunks_mut(dk * d).zip(z_new.par_chunks_mut(dk)).enumerate().for_each(|(n, (a_new, z_new))| {
+    let kept: Vec<Option<&mut [f32]>> = match x {
+        Some(x) => x.chunks_mut(m * d).map(Some).collect(),
+        None => (0..n).map(|_| None).collect(),
+    };
+    let memories = a.par_chunks_mut(dk * d).zip(z_new.par_chunks_mut(dk)).zip(kept);
+    memories.enumerate().for_each(|(n, ((a, z_new), kept))| {
         let w = w.memory(n);
-        with_scratch([2 * dm, m * dk, m, m, m * d], |[r, phi, den, gamma, dv]| {
+        with_scratch([2 * dm, m * dk, m, m, m * d], |[r, phi, den, gamma, x]| {
             simd!({
                 w.keys(r, phi, den, gamma);
-                recall(w.a, phi, dv, dk, d);
-                for (i, (dv, v)) in dv.chunks_exact_mut(d).zip(w.v.chunks_exact(d)).enumerate() {
+                recall(a, phi, x, dk, d);
+                for (i, (x, v)) in x.chunks_exact_mut(d).zip(w.v.chunks_exact(d)).enumerate() {
                     let (b, scale) = (math::sigmoid(w.beta[i]), 1.0 / den[i]);
-                    for (dv, v) in dv.iter_mut().zip(v) {
-                        *dv = b * (v - *dv * scale);
+                    for (x, v) in x.iter_mut().zip(v) {
+                        *x = b * (v - *x * scale);
                     }
                 }
-                for (f, (a_new, a)) in a_new.chunks_exact_mut(d).zip(w.a.chunks_exact(d)).enumerate() {
-                    a_new.copy_from_slice(a);
-                    add_rows(a_new, &phi[f..], dk, dv);
+                for (f, a) in a.chunks_exact_mut(d).enumerate() {
+                    add_rows(a, &phi[f..], dk, x);
                 }
                 z_new.copy_from_slice(w.z);
                 add_rows(z_new, gamma, 1, phi);
+                if let Some(kept) = kept {
+                    kept.copy_from_slice(x);
+                }
             });
         });
     });
 }
 
-/// Where the gradients of a write go. Those of A and z may hold something already.
+/// A -= sum_i phi_i (x) x_i in place; exactly nothing where the memory was empty.
+pub(crate) fn undo(w: &WriteInputs<'_>, a: &mut [f32], x: &[f32]) {
+    let WriteSizes { m, dm, d, .. } = w.sizes;
+    let dk = w.sizes.dk();
+    a.par_chunks_mut(dk * d).zip(x.par_chunks(m * d)).enumerate().for_each(|(n, (a, x))| {
+        if w.first.is_some_and(|first| first[n] != 0) {
+            a.fill(0.0);
+            return;
+        }
+        let w = w.memory(n);
+        with_scratch([2 * dm, m * dk], |[r, phi]| {
+            simd!({
+                for (k, phi) in w.k.chunks_exact(dm).zip(phi.chunks_exact_mut(dk)) {
+                    features(k, r, phi);
+                    phi.iter_mut().for_each(|p| *p = -*p);
+                }
+                for (f, a) in a.chunks_exact_mut(d).enumerate() {
+                    add_rows(a, &phi[f..], dk, x);
+                }
+            });
+        });
+    });
+}
+
+/// Where the gradients of a write go. `da` and `dz` hold G = dA' and h = dz', and become those of A and z.
 pub(crate) struct WriteGradients<'a> {
     pub(crate) dk: &'a mut [f32],
     pub(crate) dv: &'a mut [f32],
     pub(crate) dbeta: &'a mut [f32],
     pub(crate) da: &'a mut [f32],
-    pub(crate) add_a: bool,
     pub(crate) dz: &'a mut [f32],
-    pub(crate) add_z: bool,
 }
 
 /// From G = dA' and h = dz' to the gradients of everything but gamma, which is detached.
-pub(crate) fn write_backward(w: &WriteInputs<'_>, g: &[f32], h: &[f32], out: WriteGradients<'_>) {
+pub(crate) fn write_backward(w: &WriteInputs<'_>, a: &[f32], out: WriteGradients<'_>) {
     let WriteSizes { m, dm, d, .. } = w.sizes;
     let dk = w.sizes.dk();
-    let WriteGradients { dk: dkeys, dv: dvalues, dbeta, da, add_a, dz, add_z } = out;
+    let WriteGradients { dk: dkeys, dv: dvalues, dbeta, da, dz } = out;
     let tokens = dkeys.par_chunks_mut(m * dm).zip(dvalues.par_chunks_mut(m * d)).zip(dbeta.par_chunks_mut(m));
     let memories = da.par_chunks_mut(dk * d).zip(dz.par_chunks_mut(dk));
-    tokens.zip(memories).enumerate().for_each(|(n, (((dkeys, dvalues), dbeta), (da, dz)))| {
+    tokens.zip(memories).enumerate().for_each(|(n, (((dkeys, dvalues), dbeta), (g, h)))| {
         let w = w.memory(n);
-        let (g, h) = (&g[n * dk * d..][..dk * d], &h[n * dk..][..dk]);
+        let a = &a[n * dk * d..][..dk * d];
         let lengths = [2 * dm, 2 * dm, m * dk, m, m, m, m * d, m * d, dk];
         with_scratch(lengths, |[r, dr, phi, den, gamma, dden, dv, dw, dphi]| {
             simd!({
                 w.keys(r, phi, den, gamma);
-                recall(w.a, phi, dv, dk, d); // w_i = A^T phi_i, for now
+                recall(a, phi, dv, dk, d); // w_i = A^T phi_i, for now
                 recall(g, phi, dw, dk, d); // e_i = G^T phi_i, for now
                 for i in 0..m {
                     let (b, scale) = (math::sigmoid(w.beta[i]), 1.0 / den[i]);
@@ -343,27 +370,15 @@ pub(crate) fn write_backward(w: &WriteInputs<'_>, g: &[f32], h: &[f32], out: Wri
                 for i in 0..m {
                     let (dv, dw) = (&dv[i * d..][..d], &dw[i * d..][..d]);
                     for (f, dphi) in dphi.iter_mut().enumerate() {
-                        *dphi = dot(&g[f * d..][..d], dv) + dot(&w.a[f * d..][..d], dw) + gamma[i] * h[f] + dden[i] * w.z[f];
+                        *dphi = dot(&g[f * d..][..d], dv) + dot(&a[f * d..][..d], dw) + gamma[i] * h[f] + dden[i] * w.z[f];
                     }
                     features_backward(&w.k[i * dm..][..dm], dphi, r, dr, &mut dkeys[i * dm..][..dm]);
                 }
-                for (f, (da, g)) in da.chunks_exact_mut(d).zip(g.chunks_exact(d)).enumerate() {
-                    place(da, g, add_a);
-                    add_rows(da, &phi[f..], dk, dw);
+                for (f, g) in g.chunks_exact_mut(d).enumerate() {
+                    add_rows(g, &phi[f..], dk, dw);
                 }
-                place(dz, h, add_z);
-                add_rows(dz, dden, 1, phi);
+                add_rows(h, dden, 1, phi);
             });
         });
     });
-}
-
-/// y = (y +) x.
-#[inline(always)]
-fn place(y: &mut [f32], x: &[f32], accumulate: bool) {
-    if accumulate {
-        y.iter_mut().zip(x).for_each(|(y, x)| *y += x);
-    } else {
-        y.copy_from_slice(x);
-    }
 }

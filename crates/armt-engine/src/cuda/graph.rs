@@ -8,11 +8,53 @@ use crate::error::{Error, Result};
 use crate::tensor::Device;
 use crate::tensor::pool::Pool;
 
+/// Buffers for the temporaries of steps that run one after the other: graphs, and the runs before they are recorded.
+///
+/// All of them share the same buffers, so that a hundred graphs need no more memory than the largest. Nothing that a step makes may be read
+/// after another step of the workspace has begun: results are copied to tensors that were made outside.
+pub struct Workspace {
+    device: Device,
+    pool: Option<Arc<Pool>>,
+}
+
+impl Workspace {
+    /// An empty workspace. On the CPU it has no buffers of its own, and records nothing.
+    pub fn new(device: &Device) -> Self {
+        let pool = match device {
+            Device::Cpu => None,
+            Device::Cuda(cuda) => Some(Pool::child(&cuda.pool().root())),
+        };
+        Workspace { device: device.clone(), pool }
+    }
+
+    /// Runs `f` with this workspace's buffers.
+    pub fn run<R>(&self, f: impl FnOnce() -> Result<R>) -> Result<R> {
+        let (Device::Cuda(cuda), Some(pool)) = (&self.device, &self.pool) else { return f() };
+        let outer = cuda.pool();
+        cuda.set_pool(pool.clone());
+        let result = f();
+        cuda.set_pool(outer);
+        result
+    }
+
+    /// Records what `f` issues, without running it. Returns the graph and what `f` returned; the work happens at each [`Graph::replay`].
+    ///
+    /// Everything that `f` needs must have been used before, by a call of `f` itself under [`Workspace::run`]: kernels compiled, constants
+    /// uploaded. Copies between host and device inside `f` are an error, and so is a CPU device.
+    pub fn record<R>(&self, f: impl FnOnce() -> Result<R>) -> Result<(Graph, R)> {
+        let (Device::Cuda(cuda), Some(pool)) = (&self.device, &self.pool) else {
+            return Err(Error::argument("Workspace::record", "graphs exist on CUDA devices only, this one is cpu"));
+        };
+        let (handle, value) = self.run(|| cuda.context.capture(f))?;
+        Ok((Graph { device: cuda.clone(), handle, _pool: pool.clone() }, value))
+    }
+}
+
 /// A captured sequence of operations on fixed buffers.
 ///
 /// Replaying reads and writes the very buffers that the capture saw: inputs are changed with [`Tensor::overwrite`](crate::Tensor::overwrite)
 /// or [`Tensor::copy_from`](crate::Tensor::copy_from), results are read from the tensors that the capture returned. Tensors made before the
-/// capture and used in it must be kept alive by the caller; temporaries made inside belong to the graph.
+/// capture and used in it must be kept alive by the caller; temporaries made inside belong to the graph's workspace.
 pub struct Graph {
     device: Arc<CudaDevice>,
     handle: GraphHandle,
@@ -21,27 +63,14 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Runs `f` once for warming up (kernels are compiled, buffers found, products planned), and once more being recorded. Returns the
-    /// graph and what the recorded run returned; the work of the recorded run happens at each [`Graph::replay`], not before.
-    ///
-    /// Copies between host and device inside `f` are an error, and so is a CPU device.
+    /// Runs `f` once for warming up (kernels are compiled, buffers found, products planned), and once more being recorded, in a workspace
+    /// of its own. Returns the graph and what the recorded run returned.
     pub fn capture<R>(device: &Device, mut f: impl FnMut() -> Result<R>) -> Result<(Self, R)> {
-        let Device::Cuda(cuda) = device else {
+        if !device.is_cuda() {
             return Err(Error::argument("Graph::capture", "graphs exist on CUDA devices only, this one is cpu"));
-        };
+        }
         drop(f()?);
-        Self::record(cuda, f)
-    }
-
-    /// Records `f` without running it first. Everything it needs must have been used before.
-    fn record<R>(cuda: &Arc<CudaDevice>, f: impl FnOnce() -> Result<R>) -> Result<(Self, R)> {
-        let outer = cuda.pool();
-        let pool = Pool::child(&outer);
-        cuda.set_pool(pool.clone());
-        let captured = cuda.context.capture(f);
-        cuda.set_pool(outer);
-        let (handle, value) = captured?;
-        Ok((Graph { device: cuda.clone(), handle, _pool: pool }, value))
+        Workspace::new(device).record(f)
     }
 
     /// Runs the recorded operations again.

@@ -15,7 +15,7 @@ use blas::Blas;
 pub(crate) use blas::{Epilogue, Matrix, Product};
 pub use check::{KernelCheck, check_kernels};
 use driver::Context;
-pub use graph::Graph;
+pub use graph::{Graph, Workspace};
 use kernels::Kernels;
 pub(crate) use kernels::Launch;
 use nvrtc::Nvrtc;

@@ -4,12 +4,14 @@
 //! before the product rather than after lets the residual ride in it. qn is made again in the backward pass: it is nu times 2
 //! as wide as q. With bf16 queries on CUDA the product is one of bf16 operands, with A rounded for it; A itself stays f32.
 
+use std::ops::Range;
+
 use super::dpfp::feature_width;
 use super::matmul::{Linear, Sizes, forward, multiply};
 use super::{cast, cuda_of, to_f32, via_f32};
 use crate::cpu::assoc as cpu;
 use crate::error::{Error, Result};
-use crate::tape::{Backward, Grads, record};
+use crate::tape::{Backward, Grads, Target, record};
 use crate::tensor::{DType, Shape, Tensor};
 
 const OP: &str = "assoc_read";
@@ -20,6 +22,46 @@ const ROWS: usize = 4;
 /// Reads the memory A `[.., dk, d]`, z `[.., dk]` (f32) with raw queries q = W_Q x `[.., T, dm]`; the result, plus `residual` if given,
 /// is `[.., T, d]` in q's type. dk = 2 nu dm. Leading axes must agree; anything else is an error.
 pub fn assoc_read(q: &Tensor, a: &Tensor, z: &Tensor, nu: usize, residual: Option<&Tensor>) -> Result<Tensor> {
+    read(q, a, z, None, nu, residual)
+}
+
+/// The same with the memories `rows` of the leading axis of A `[L, .., dk, d]` and z `[L, .., dk]`: q is `[rows, .., T, dm]`. The gradients
+/// of A and z have the whole shape, so that a memory of which some layers rest needs no copies.
+pub fn assoc_read_rows(
+    q: &Tensor,
+    a: &Tensor,
+    z: &Tensor,
+    rows: Range<usize>,
+    nu: usize,
+    residual: Option<&Tensor>,
+) -> Result<Tensor> {
+    expect_rows(OP, a, &rows)?;
+    expect_rows(OP, z, &rows)?;
+    read(q, a, z, Some(rows), nu, residual)
+}
+
+/// Refuses rows that a memory does not have.
+pub(super) fn expect_rows(op: &'static str, memory: &Tensor, rows: &Range<usize>) -> Result<()> {
+    if memory.shape().rank() > 0 && rows.start < rows.end && rows.end <= memory.shape()[0] {
+        return Ok(());
+    }
+    Err(Error::shape(op, "the memory", format!("[at least {}, ..]", rows.end.max(rows.start + 1)), memory.shape()))
+}
+
+/// Rows of a tensor, or all of it.
+pub(super) fn part(x: &Tensor, rows: Option<&Range<usize>>) -> Tensor {
+    rows.map_or_else(|| x.detach(), |rows| x.view_rows(rows.clone()))
+}
+
+fn read(
+    q: &Tensor,
+    whole_a: &Tensor,
+    whole_z: &Tensor,
+    rows: Option<Range<usize>>,
+    nu: usize,
+    residual: Option<&Tensor>,
+) -> Result<Tensor> {
+    let (a, z) = (&part(whole_a, rows.as_ref()), &part(whole_z, rows.as_ref()));
     q.expect_float(OP, "the queries")?;
     let rank = q.shape().rank();
     if rank < 2 || q.elements() == 0 {
@@ -44,14 +86,14 @@ pub fn assoc_read(q: &Tensor, a: &Tensor, z: &Tensor, nu: usize, residual: Optio
     }
     if via_f32(q) {
         let residual = residual.map(to_f32).transpose()?;
-        return cast(&assoc_read(&to_f32(q)?, a, z, nu, residual.as_ref())?, DType::BF16);
+        return cast(&self::read(&to_f32(q)?, whole_a, whole_z, rows, nu, residual.as_ref())?, DType::BF16);
     }
-    let read =
-        Read { q: q.detach(), a: a.detach(), z: z.detach(), nu, sizes: Sizes { batch: z.elements() / dk, m: t, n: d, k: dk } };
+    let sizes = Sizes { batch: z.elements() / dk, m: t, n: d, k: dk };
+    let read = Read { q: q.detach(), a: a.clone(), z: z.clone(), rows, nu, sizes };
     let y = Tensor::uninit(shape, q.dtype(), q.device())?; // [.., T, d]
     let qn = read.features()?;
     forward(&qn, &read.rounded_memory()?, &Linear { residual, ..Linear::default() }, read.sizes, &y, None)?;
-    let inputs: Vec<&Tensor> = [Some(q), Some(a), Some(z), residual].into_iter().flatten().collect();
+    let inputs: Vec<&Tensor> = [Some(q), Some(whole_a), Some(whole_z), residual].into_iter().flatten().collect();
     Ok(record(&inputs, y, || ReadBackward { read, has_residual: residual.is_some() }))
 }
 
@@ -59,12 +101,23 @@ struct Read {
     q: Tensor,
     a: Tensor,
     z: Tensor,
+    /// Which rows of the whole memory these are; `None`: all.
+    rows: Option<Range<usize>>,
     nu: usize,
     /// T queries of each memory against dk keys of d values.
     sizes: Sizes,
 }
 
 impl Read {
+    /// This part of a gradient of the whole memory, to be added to.
+    fn target(&self, target: Target) -> Result<Target> {
+        if self.rows.is_some() && !target.accumulate {
+            target.tensor.fill_zero()?;
+        }
+        let accumulate = target.accumulate || self.rows.is_some();
+        Ok(Target { tensor: part(&target.tensor, self.rows.as_ref()), accumulate })
+    }
+
     /// A in the type of the queries, for the products.
     fn rounded_memory(&self) -> Result<Tensor> {
         cast(&self.a, self.q.dtype())
@@ -129,12 +182,13 @@ impl Backward for ReadBackward {
         let Sizes { batch, m: t, n: d, k: dk } = read.sizes;
         let qn = read.features()?;
         if let Some(target) = grads.target(1)? {
+            let target = read.target(target)?;
             multiply(&qn, true, &dy, false, Sizes { batch, m: dk, n: d, k: t }, &target.tensor, target.accumulate)?;
         }
         if grads.wants(0) || grads.wants(2) {
             let dqn = Tensor::uninit(qn.shape(), qn.dtype(), qn.device())?; // [N, T, dk]
             multiply(&dy, false, &read.rounded_memory()?, true, Sizes { batch, m: t, n: dk, k: d }, &dqn, false)?;
-            let dz = grads.target(2)?;
+            let dz = grads.target(2)?.map(|target| read.target(target)).transpose()?;
             let dq = read.features_backward(&qn, &dqn, dz.as_ref().map(|z| (&z.tensor, z.accumulate)))?;
             grads.give(0, dq)?;
         }

@@ -8,15 +8,22 @@
 //! gradient is b_i e_i, dw_i = -(b_i / den_i) e_i, dden_i = b_i (e_i . w_i) / den_i^2; dA = G + sum_i phi_i (x) dw_i,
 //! dz = h + sum_i dden_i phi_i, dphi_i = b_i G u_i + A dw_i + gamma_i h + dden_i z, and from there through DPFP.
 //!
+//! Backward passes turn G and h into dA and dz in place. A write in place goes further: A' takes the place of A, and the backward pass puts A
+//! back, A = A' - sum_i phi_i (x) x_i, from the small x_i = b_i u_i that it kept. A memory of any number of segments is then one buffer. What
+//! was empty becomes exactly zero again: its denominators are eps, which would blow the rounding up.
+//!
 //! Everything is local to a column of A but for sums over columns in dphi, dbeta and dden. On CUDA a block takes a tile of columns, reads
 //! it once, and leaves partial sums that a second kernel adds in order: no atomics, the same bits in every run.
 
+use std::ops::Range;
+
+use super::assoc_read::{expect_rows, part};
 use super::dpfp::feature_width;
-use super::{cuda_of, to_f32, via_f32};
+use super::{copy_of, cuda_of, to_f32, via_f32};
 use crate::cpu::assoc::{self as cpu, WriteGradients, WriteInputs, WriteSizes};
 use crate::cuda::CudaDevice;
 use crate::error::{Error, Result};
-use crate::tape::{Backward, Grads, Target, record_all};
+use crate::tape::{Backward, Grads, is_recorded, record_all};
 use crate::tensor::{DType, Shape, Tensor};
 
 const OP: &str = "assoc_write";
@@ -34,7 +41,7 @@ pub struct AssocWrite<'a> {
     pub a: &'a Tensor,
     /// Its normaliser, `[.., dk]`.
     pub z: &'a Tensor,
-    /// i32, one for each memory: nonzero where it sees its first segment, so that gamma is 1.
+    /// i32, one for each memory: nonzero where it is empty (all zero), so that gamma is 1.
     pub first: Option<&'a Tensor>,
     /// Whether gamma corrects z for keys that are there already.
     pub correction: bool,
@@ -44,25 +51,48 @@ pub struct AssocWrite<'a> {
 
 /// The new (A, z), in f32. Operands whose shapes, types or devices do not fit together are an error.
 pub fn assoc_write(w: AssocWrite<'_>) -> Result<(Tensor, Tensor)> {
-    let sizes = checked(&w)?;
+    write(w, None)
+}
+
+/// The same to the memories `rows` of the leading axis of A `[L, .., dk, d]` and z `[L, .., dk]`, with A' in the place of A: the other rows
+/// stay, and k, v, beta and `first` are `[rows, ..]`.
+///
+/// Whatever shares A's buffer sees A' from here on, until the backward pass has gone through this write and put A back. So the caller
+/// owns the buffer: no one else may still want to read the old A, but for operations that are on the tape already.
+pub fn assoc_write_in_place(w: AssocWrite<'_>, rows: Range<usize>) -> Result<(Tensor, Tensor)> {
+    expect_rows(OP, w.a, &rows)?;
+    expect_rows(OP, w.z, &rows)?;
+    write(w, Some(rows))
+}
+
+/// In place if there are rows.
+fn write(w: AssocWrite<'_>, rows: Option<Range<usize>>) -> Result<(Tensor, Tensor)> {
+    let (old_a, old_z) = (part(w.a, rows.as_ref()), part(w.z, rows.as_ref()));
+    let sizes = checked(&AssocWrite { a: &old_a, z: &old_z, ..w })?;
     if via_f32(w.k) {
         let (k, v, beta) = (to_f32(w.k)?, to_f32(w.v)?, to_f32(w.beta)?);
-        return assoc_write(AssocWrite { k: &k, v: &v, beta: &beta, ..w });
+        return write(AssocWrite { k: &k, v: &v, beta: &beta, ..w }, rows);
     }
-    let a = Tensor::uninit(w.a.shape(), DType::F32, w.a.device())?;
-    let z = Tensor::uninit(w.z.shape(), DType::F32, w.z.device())?;
+    let all = rows.as_ref().is_none_or(|rows| rows.len() == w.a.shape()[0]);
+    let a = if rows.is_some() { w.a.detach() } else { Tensor::uninit(w.a.shape(), DType::F32, w.a.device())? };
+    let z = if all { Tensor::uninit(w.z.shape(), DType::F32, w.z.device())? } else { copy_of(&w.z.detach())? };
+    let inputs = [w.k, w.v, w.beta, w.a, w.z];
+    let keep = rows.is_some() && is_recorded(&inputs);
+    let x = keep.then(|| Tensor::uninit(w.v.shape(), DType::F32, w.v.device())).transpose()?;
     let saved = Saved {
         k: w.k.detach(),
         v: w.v.detach(),
         beta: w.beta.detach(),
-        a: w.a.detach(),
-        z: w.z.detach(),
+        a: old_a,
+        z: old_z,
         first: w.first.map(Tensor::detach),
         correction: w.correction,
         sizes,
+        rows,
+        x,
     };
-    saved.forward(&a, &z)?;
-    let [a, z] = record_all(&[w.k, w.v, w.beta, w.a, w.z], [a, z], || saved);
+    saved.forward(&part(&a, saved.rows.as_ref()), &part(&z, saved.rows.as_ref()))?;
+    let [a, z] = record_all(&inputs, [a, z], || saved);
     Ok((a, z))
 }
 
@@ -107,11 +137,16 @@ struct Saved {
     k: Tensor,
     v: Tensor,
     beta: Tensor,
+    /// The old memory, or where it was, if the write was in place.
     a: Tensor,
     z: Tensor,
     first: Option<Tensor>,
     correction: bool,
     sizes: WriteSizes,
+    /// The rows of a write in place.
+    rows: Option<Range<usize>>,
+    /// What a write in place added to each key, f32 `[.., m, d]`, if it is to be taken back.
+    x: Option<Tensor>,
 }
 
 /// How the CUDA kernels cut a write. `assoc.cu` lays its shared memory out by the same numbers.
@@ -159,8 +194,12 @@ impl Cut {
 impl Saved {
     fn forward(&self, a: &Tensor, z: &Tensor) -> Result<()> {
         let Some(cuda) = cuda_of(&self.k) else {
+            if self.rows.is_none() {
+                a.copy_from(&self.a)?;
+            }
             return self.on_cpu(|w| {
-                cpu::write(w, &mut a.write::<f32>(OP)?, &mut z.write::<f32>(OP)?);
+                let mut x = self.x.as_ref().map(|x| x.write::<f32>(OP)).transpose()?;
+                cpu::write(w, &mut a.write::<f32>(OP)?, &mut z.write::<f32>(OP)?, x.as_deref_mut());
                 Ok(())
             });
         };
@@ -170,8 +209,26 @@ impl Saved {
         let launch = launch.grid(s.n * cut.tiles, 1, 1).shared(cut.shared);
         let launch =
             launch.arg(&self.k).arg(&self.v).arg(&self.beta).arg(&self.a).arg(&self.z).arg(self.first.as_ref()).arg(a).arg(z);
+        let launch = launch.arg(self.x.as_ref());
         let launch = launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32).arg(cut.chunk as i32);
         launch.arg(self.correction).run()
+    }
+
+    /// Puts the old memory back where it was.
+    fn undo(&self) -> Result<()> {
+        let Some(x) = &self.x else { return Ok(()) };
+        let Some(cuda) = cuda_of(&self.k) else {
+            return self.on_cpu(|w| {
+                cpu::undo(w, &mut self.a.write::<f32>(OP)?, &x.read::<f32>(OP)?);
+                Ok(())
+            });
+        };
+        let s = self.sizes;
+        let cut = Cut::new(s, 1, 1, cuda.shared_limit())?;
+        let launch = cuda.kernel_with("assoc", self.k.dtype(), &[("C_COLUMNS", cut.columns)], "write_undo")?;
+        let launch = launch.grid(s.n * cut.tiles, 1, 1).shared(cut.shared).arg(&self.k).arg(&self.beta).arg(&self.z);
+        let launch = launch.arg(self.first.as_ref()).arg(x).arg(&self.a);
+        launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32).arg(cut.chunk as i32).run()
     }
 
     /// Calls `f` with host slices of the operands.
@@ -181,7 +238,6 @@ impl Saved {
             k: &self.k.read::<f32>(OP)?,
             v: &self.v.read::<f32>(OP)?,
             beta: &self.beta.read::<f32>(OP)?,
-            a: &self.a.read::<f32>(OP)?,
             z: &self.z.read::<f32>(OP)?,
             first: first.as_deref(),
             correction: self.correction,
@@ -189,74 +245,63 @@ impl Saved {
         })
     }
 
-    #[expect(clippy::too_many_arguments, reason = "two gradients in, five out")]
-    fn backward_on(
-        &self,
-        cuda: &CudaDevice,
-        g: &Tensor,
-        h: &Tensor,
-        dk: &Tensor,
-        dv: &Tensor,
-        dbeta: &Tensor,
-        da: Option<&Target>,
-        dz: Option<&Target>,
-    ) -> Result<()> {
+    /// dk, dv and dbeta, and g and h turned into the gradients of A and z. Without `update`, g stays as it was.
+    fn backward_on(&self, cuda: &CudaDevice, [g, h]: [&Tensor; 2], [dk, dv, dbeta]: [&Tensor; 3], update: bool) -> Result<()> {
         let s = self.sizes;
         let cut = Cut::new(s, 2, 2, cuda.shared_limit())?;
         let (dtype, device) = (self.k.dtype(), self.k.device());
         // Sums over a tile's columns: of dphi, and of db and dden.
         let features = Tensor::uninit([s.n, cut.tiles, s.m, s.dk()], DType::F32, device)?;
         let scalars = Tensor::uninit([s.n, cut.tiles, 2, s.m], DType::F32, device)?;
-        let add = |target: Option<&Target>| target.is_some_and(|t| t.accumulate);
         let launch = cuda.kernel_with("assoc", dtype, &[("C_COLUMNS", cut.columns)], "write_backward")?;
         let launch = launch.grid(s.n * cut.tiles, 1, 1).shared(cut.shared);
         let launch = launch.arg(&self.k).arg(&self.v).arg(&self.beta).arg(&self.a).arg(&self.z).arg(g);
-        let launch = launch.arg(dv).arg(da.map(|t| &t.tensor)).arg(&features).arg(&scalars);
-        let launch = launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32).arg(cut.chunk as i32);
-        launch.arg(add(da)).run()?;
+        let launch = launch.arg(dv).arg(update).arg(&features).arg(&scalars).arg(self.first.as_ref()).arg(self.x.as_ref());
+        launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32).arg(cut.chunk as i32).run()?;
 
         let shared = 4 * (8 * (2 * s.dm + s.dk()) + s.dk() + 8);
         let launch = cuda.kernel_with("assoc", dtype, &[("C_COLUMNS", cut.columns)], "write_backward_sum")?;
         let launch = launch.grid(s.n, 1, 1).shared(shared);
         let launch = launch.arg(&self.k).arg(&self.beta).arg(&self.z).arg(self.first.as_ref()).arg(h).arg(&features).arg(&scalars);
-        let launch = launch.arg(dk).arg(dbeta).arg(dz.map(|t| &t.tensor));
+        let launch = launch.arg(dk).arg(dbeta);
         let launch = launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(cut.tiles as i32);
-        launch.arg(self.correction).arg(add(dz)).run()
+        launch.arg(self.correction).run()
     }
 }
 
 impl Backward for Saved {
     fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()> {
-        let (g, h) = (grads.output(0)?, grads.output(1)?);
+        let (whole_g, whole_h) = (grads.output_owned(0)?, grads.output_owned(1)?);
+        let (g, h) = (part(&whole_g, self.rows.as_ref()), part(&whole_h, self.rows.as_ref()));
         let like = |t: &Tensor| Tensor::uninit(t.shape(), t.dtype(), t.device());
         let (dk, dv, dbeta) = (like(&self.k)?, like(&self.v)?, like(&self.beta)?);
-        let (da, dz) = (grads.target(3)?, grads.target(4)?);
         match cuda_of(&self.k) {
-            Some(cuda) => self.backward_on(cuda, &g, &h, &dk, &dv, &dbeta, da.as_ref(), dz.as_ref())?,
+            // The kernel puts the old memory back on its way.
+            Some(cuda) => self.backward_on(cuda, [&g, &h], [&dk, &dv, &dbeta], grads.wants(3))?,
             None => {
-                // A memory that nothing asks about, as that of a first segment, still gets a place for its gradient.
-                let place = |target: Option<Target>, t: &Tensor| match target {
-                    Some(target) => Ok(target),
-                    None => like(t).map(|tensor| Target { tensor, accumulate: false }),
-                };
-                let (da, dz) = (place(da, &self.a)?, place(dz, &self.z)?);
+                self.undo()?;
                 self.on_cpu(|w| {
                     let out = WriteGradients {
                         dk: &mut dk.write::<f32>(OP)?,
                         dv: &mut dv.write::<f32>(OP)?,
                         dbeta: &mut dbeta.write::<f32>(OP)?,
-                        da: &mut da.tensor.write::<f32>(OP)?,
-                        add_a: da.accumulate,
-                        dz: &mut dz.tensor.write::<f32>(OP)?,
-                        add_z: dz.accumulate,
+                        da: &mut g.write::<f32>(OP)?,
+                        dz: &mut h.write::<f32>(OP)?,
                     };
-                    cpu::write_backward(w, &g.read::<f32>(OP)?, &h.read::<f32>(OP)?, out);
+                    cpu::write_backward(w, &self.a.read::<f32>(OP)?, out);
                     Ok(())
                 })?;
             }
         }
         grads.give(0, dk)?;
         grads.give(1, dv)?;
-        grads.give(2, dbeta)
+        grads.give(2, dbeta)?;
+        drop((g, h));
+        grads.give(3, whole_g)?;
+        grads.give(4, whole_h)
+    }
+
+    fn skipped(self: Box<Self>) -> Result<()> {
+        self.undo()
     }
 }

@@ -26,8 +26,8 @@ mod softmax;
 mod view;
 
 pub use activation::{gelu, gelu_erf, relu, sigmoid, silu, swiglu};
-pub use assoc_read::assoc_read;
-pub use assoc_write::{AssocWrite, assoc_write};
+pub use assoc_read::{assoc_read, assoc_read_rows};
+pub use assoc_write::{AssocWrite, assoc_write, assoc_write_in_place};
 pub use attention::{Heads, attention, attention_cached};
 pub(crate) use binary::{accumulate, sum_of};
 pub use binary::{add, mul, scale, sub};
@@ -46,7 +46,7 @@ pub use reduce::{mean, sum, sum_axis};
 pub use rotary::rotary;
 pub use slice::narrow;
 pub use softmax::softmax;
-pub use view::{reshape, rows};
+pub use view::{cut_rows, reshape, rows};
 
 use crate::error::Result;
 use crate::tensor::{DType, Device, Tensor};

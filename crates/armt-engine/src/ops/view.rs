@@ -1,4 +1,4 @@
-//! The same elements under another shape, and rows of the leading axis. Neither copies.
+//! The same elements under another shape, rows of the leading axis, and rows that gradients stop at. None copies.
 
 use std::ops::Range;
 
@@ -52,5 +52,26 @@ impl Backward for Rows {
             target.tensor.fill_zero()?;
         }
         super::accumulate(&target.tensor.view_rows(self.range), &dy)
+    }
+}
+
+/// The same elements, with no gradient going back through rows `range` of the leading axis: truncated back-propagation for some layers of
+/// a stacked memory.
+pub fn cut_rows(x: &Tensor, range: Range<usize>) -> Result<Tensor> {
+    if x.shape().rank() == 0 || range.start > range.end || range.end > x.shape()[0] {
+        return Err(Error::shape("cut_rows", "the operand", format!("[at least {}, ...]", range.end), x.shape()));
+    }
+    Ok(record(&[x], x.detach(), || CutRows { range }))
+}
+
+struct CutRows {
+    range: Range<usize>,
+}
+
+impl Backward for CutRows {
+    fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()> {
+        let dy = grads.output_owned(0)?;
+        dy.view_rows(self.range).fill_zero()?;
+        grads.give(0, dy)
     }
 }

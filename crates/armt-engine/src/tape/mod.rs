@@ -30,6 +30,12 @@ use crate::tensor::Tensor;
 pub trait Backward: Send {
     /// Consumes what was saved, takes the outputs' gradients from `grads` and gives the inputs theirs.
     fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()>;
+
+    /// Called instead, where no gradient flowed to any output. Only an operation that overwrote an input has something to do here: to put
+    /// it back for the records before it.
+    fn skipped(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A tensor's place on a tape.
@@ -179,6 +185,8 @@ fn play(mut records: Vec<Record>, slots: &mut [Slot]) -> Result<()> {
     while let Some(record) = records.pop() {
         if record.outputs.iter().any(|&o| slots[o].gradient().is_some()) {
             record.op.backward(&mut Grads::new(slots, &record.inputs, &record.outputs))?;
+        } else {
+            record.op.skipped()?;
         }
         for &o in &record.outputs {
             slots[o].clear();

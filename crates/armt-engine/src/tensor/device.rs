@@ -71,6 +71,11 @@ impl Device {
         self.with_pool(|pool| pool.alloc(bytes))
     }
 
+    /// A buffer that no graph's temporaries will ever lie in.
+    pub(crate) fn alloc_lasting(&self, bytes: usize) -> Result<Block> {
+        self.with_pool(|pool| pool.root().alloc(bytes))
+    }
+
     fn with_pool<R>(&self, f: impl FnOnce(&Arc<Pool>) -> R) -> R {
         match self {
             Device::Cpu => f(host_pool()),

@@ -52,7 +52,9 @@ impl Tensor {
 
     /// A tensor with a host slice's elements. The slice must hold exactly the shape's number of elements.
     pub fn from_slice<T: Element>(data: &[T], shape: impl Into<Shape>, device: &Device) -> Result<Self> {
-        let t = Self::uninit(shape, T::DTYPE, device)?;
+        let shape = shape.into();
+        let storage = Arc::new(Storage::lasting(device, shape.elements() * T::DTYPE.size())?);
+        let t = Tensor { storage, offset: 0, shape, dtype: T::DTYPE, node: None };
         t.overwrite(data)?;
         Ok(t)
     }

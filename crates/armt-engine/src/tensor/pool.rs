@@ -3,8 +3,9 @@
 //! run of a step finds every buffer of the first.
 //!
 //! On CUDA all work is on one stream, so a buffer may be handed out again as soon as it is returned: whatever still reads it was issued
-//! before whatever will write it. While a graph is captured the pool is replaced by a child that belongs to the graph: the
-//! graph's temporaries stay its own for as long as it can be replayed.
+//! before whatever will write it. While a graph is captured the pool is replaced by a child, a workspace's: the graph's temporaries
+//! stay there for as long as it can be replayed. What comes from the host never does: it may outlive the step it was made in, and a
+//! replay would write over it.
 
 use std::alloc::Layout;
 use std::collections::HashMap;
@@ -90,6 +91,15 @@ impl Pool {
             counters: parent.counters.clone(),
             parent: Some(parent.clone()),
         })
+    }
+
+    /// The pool that is nobody's child.
+    pub(crate) fn root(self: &Arc<Self>) -> Arc<Self> {
+        let mut pool = self;
+        while let Some(parent) = &pool.parent {
+            pool = parent;
+        }
+        pool.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<usize, Vec<usize>>> {

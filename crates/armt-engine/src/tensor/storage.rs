@@ -23,6 +23,11 @@ impl Storage {
         Ok(Storage { block: device.alloc(bytes)?, device: device.clone(), access: RwLock::new(()) })
     }
 
+    /// The same in a buffer for values that may outlive the step they are made in.
+    pub(crate) fn lasting(device: &Device, bytes: usize) -> Result<Self> {
+        Ok(Storage { block: device.alloc_lasting(bytes)?, device: device.clone(), access: RwLock::new(()) })
+    }
+
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }

@@ -74,7 +74,7 @@ impl Model {
     /// Writes the folder: configuration and weights in f32 or bf16. Files are written beside and renamed.
     pub fn save(&self, folder: &Path, dtype: DType) -> Result<()> {
         std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.into(), source })?;
-        let text = serde_json::to_string_pretty(&self.config).map_err(|e| Error::file(folder, e))?;
+        let text = serde_json::to_string_pretty(&*self.config).map_err(|e| Error::file(folder, e))?;
         write_beside(&folder.join("config.json"), text.as_bytes())?;
         let tensors = self.export(Param::value)?;
         let metadata = HashMap::from([("format".into(), "pt".into())]);
@@ -85,7 +85,7 @@ impl Model {
     pub fn fingerprint(&self) -> Result<String> {
         let mut h = 0xcbf2_9ce4_8422_2325u64;
         let mut add = |word: u64| h = (h ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
-        serde_json::to_string(&self.config).unwrap_or_default().bytes().for_each(|b| add(u64::from(b)));
+        serde_json::to_string(&*self.config).unwrap_or_default().bytes().for_each(|b| add(u64::from(b)));
         for param in self.params() {
             param.value().to_vec::<f32>()?.iter().for_each(|x| add(u64::from(x.to_bits())));
         }

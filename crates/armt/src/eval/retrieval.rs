@@ -10,9 +10,9 @@ use super::capacity::stored_pairs;
 use crate::checkpoint::write_beside;
 use crate::error::{Error, Result};
 use crate::memory::MemoryState;
-use crate::model::Model;
+use crate::model::{Inputs, Model};
 use crate::random::Random;
-use crate::schedule::Choice;
+use crate::schedule::{Backprop, Choice};
 use crate::segment::Segment;
 use crate::tasks::Example;
 use crate::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
@@ -96,32 +96,24 @@ pub fn exact_match(model: &Model, example: &Example, schedule: Choice) -> Result
     if targets.next.len() != batch.ids.len() {
         return Err(Error::Argument(format!("{} targets for {} tokens", targets.next.len(), batch.ids.len())));
     }
-    let (texts, tokens, before) = (batch.batch, batch.tokens(), model.config().memory.tokens_before());
+    let texts = batch.batch;
     let segments = model.segments(batch)?;
+    let inputs = Inputs::new(model, &segments, texts)?;
     let tape = Tape::off();
     let (mut asked, mut wrong) = (vec![false; texts], vec![false; texts]);
     let empty = MemoryState::empty(model, texts)?;
-    schedule.schedule(model)?.run(model, &tape, &segments, &empty, &mut |s, h| {
+    schedule.schedule(model)?.run(model, &tape, &inputs, &empty, Backprop::default(), &mut |s, h| {
         let Segment { range, pad, .. } = &segments[s];
-        let (width, d) = (h.dims()[1], h.dims()[2]);
-        let mut rows = Vec::new(); // of h as [B * width, d]
-        let mut answers = Vec::new(); // text and token of each
-        for b in 0..texts {
-            for i in range.clone() {
-                let target = targets.next[b * tokens + i];
-                if target >= 0 {
-                    rows.push((b * width + before + pad + i - range.start) as i32);
-                    answers.push((b, target));
-                }
-            }
-        }
+        let answers = model.asked_rows(range.clone(), *pad, batch, targets);
+        let rows: Vec<i32> = answers.iter().map(|(row, _, _)| *row).collect();
         if rows.is_empty() {
             return Ok(());
         }
         let ids = Tensor::from_slice(&rows, [rows.len()], model.device())?;
-        let picked = ops::embedding(&ops::reshape(h, [texts * width, d])?, &ids)?; // [asked, d]
+        let flat = ops::reshape(h, [texts * h.dims()[1], h.dims()[2]])?;
+        let picked = ops::embedding(&flat, &ids)?; // [asked, d]
         let said = ops::argmax(&model.logits(&tape, &picked)?)?.to_vec::<i32>()?;
-        for ((b, target), said) in answers.into_iter().zip(said) {
+        for ((_, b, target), said) in answers.into_iter().zip(said) {
             asked[b] = true;
             wrong[b] |= said != target;
         }

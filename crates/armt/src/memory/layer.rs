@@ -16,9 +16,17 @@ use crate::config::{Associative, MemoryConfig};
 use crate::error::{Error, Result};
 use crate::model::{Attend, Model, Padding};
 
-/// The memory of n layers, stacked.
+/// The memory of some layers, stacked: what a layer's step takes and gives back.
 #[derive(Clone)]
-pub(crate) enum LayerMemory {
+pub(crate) struct LayerMemory {
+    /// Which layers, n of them.
+    layers: Range<usize>,
+    pub(crate) kind: Kind,
+}
+
+/// What the layers keep.
+#[derive(Clone)]
+pub(crate) enum Kind {
     /// A `[n, B, dk, d]`, z `[n, B, dk]`, and for each layer whether it still is empty.
     Associative { a: Tensor, z: Tensor, empty: Vec<bool> },
     /// Memory tokens `[n, B, m, d]`.
@@ -30,101 +38,123 @@ pub(crate) enum LayerMemory {
 }
 
 impl LayerMemory {
-    /// The part of layers `layers` of a state.
+    /// The part of layers `layers` of a state, to be read. It shares the state's buffers.
     pub(super) fn of(state: &MemoryState, model: &Model, layers: Range<usize>, tape: &Tape) -> Result<Self> {
-        Ok(match &state.content {
-            Content::Associative { a, z } => LayerMemory::Associative {
+        let kind = match &state.content {
+            Content::Associative { a, z } => Kind::Associative {
                 a: ops::rows(a, layers.clone())?,
                 z: ops::rows(z, layers.clone())?,
                 empty: vec![state.is_empty(); layers.len()],
             },
-            Content::Prmt(Some(m)) => LayerMemory::Prmt(ops::rows(m, layers)?),
+            Content::Prmt(Some(m)) => Kind::Prmt(ops::rows(m, layers.clone())?),
             Content::Prmt(None) => {
                 let learned = model.weights().layer_memory.as_ref();
                 let learned = learned.ok_or_else(|| Error::Argument("the model has no layer memory".into()))?;
-                LayerMemory::Prmt(spread(&tape.param_rows(learned, layers)?, state.batch)?)
+                Kind::Prmt(spread(&tape.param_rows(learned, layers.clone())?, state.batch)?)
             }
             Content::Window(Some((qkv, mask))) => {
                 let mask = spread_mask(mask, layers.len())?;
-                LayerMemory::Window(Some((ops::rows(qkv, layers)?, mask)))
+                Kind::Window(Some((ops::rows(qkv, layers.clone())?, mask)))
             }
-            Content::Window(None) => LayerMemory::Window(None),
-            Content::Rmt(_) | Content::None => LayerMemory::None,
-        })
-    }
-
-    /// The same, with an unseen window of `width` positions where there is none yet: layers that start can then join those that run.
-    pub(crate) fn with_room(self, model: &Model, batch: usize, width: usize) -> Result<Self> {
-        let LayerMemory::Window(None) = self else { return Ok(self) };
-        let packed = model.weights().qkv.weight.value().dims()[2];
-        let keys = Tensor::zeros([1, batch, width, packed], model.dtype(), model.device())?;
-        let mask = Tensor::zeros([1, batch, width], DType::I32, model.device())?;
-        Ok(LayerMemory::Window(Some((keys, mask))))
-    }
-
-    /// Rows of the layer axis.
-    pub(crate) fn rows(&self, range: Range<usize>) -> Result<Self> {
-        Ok(match self {
-            LayerMemory::Associative { a, z, empty } => LayerMemory::Associative {
-                a: ops::rows(a, range.clone())?,
-                z: ops::rows(z, range.clone())?,
-                empty: empty[range].to_vec(),
-            },
-            LayerMemory::Prmt(m) => LayerMemory::Prmt(ops::rows(m, range)?),
-            LayerMemory::Window(Some((k, m))) => LayerMemory::Window(Some((ops::rows(k, range.clone())?, ops::rows(m, range)?))),
-            LayerMemory::Window(None) => LayerMemory::Window(None),
-            LayerMemory::None => LayerMemory::None,
-        })
-    }
-
-    /// Memories of neighbouring ranges of layers, joined.
-    pub(crate) fn join(parts: &[LayerMemory]) -> Result<Self> {
-        let Some(first) = parts.first().filter(|_| parts.len() > 1) else {
-            return parts.first().cloned().ok_or_else(|| Error::Argument("no layers to join".into()));
+            Content::Window(None) => Kind::Window(None),
+            Content::Rmt(_) | Content::None => Kind::None,
         };
-        let gather = |pick: &dyn Fn(&LayerMemory) -> Option<Tensor>| -> Result<Tensor> {
-            let tensors: Vec<Tensor> = parts.iter().filter_map(pick).collect();
+        Ok(LayerMemory { layers, kind })
+    }
+
+    /// The same in a buffer that steps may write to: A is changed in place.
+    pub(crate) fn owned(mut self) -> Result<Self> {
+        if let Kind::Associative { a, .. } = &mut self.kind {
+            *a = ops::scale(a, 1.0)?;
+        }
+        Ok(self)
+    }
+
+    /// The same, with an unseen window of `width` positions where there is none yet, so that layers that start run with those that do.
+    pub(crate) fn with_room(mut self, model: &Model, batch: usize, width: usize) -> Result<Self> {
+        if let Kind::Window(None) = self.kind {
+            let (n, packed) = (self.layers.len(), model.weights().qkv.weight.value().dims()[2]);
+            let keys = Tensor::zeros([n, batch, width, packed], model.dtype(), model.device())?;
+            let mask = Tensor::zeros([n, batch, width], DType::I32, model.device())?;
+            self.kind = Kind::Window(Some((keys, mask)));
+        }
+        Ok(self)
+    }
+
+    /// The same with no gradient going back through layers `layers`.
+    pub(crate) fn cut(mut self, layers: Range<usize>) -> Result<Self> {
+        let rows = self.rows(&layers);
+        match &mut self.kind {
+            Kind::Associative { a, z, .. } => {
+                *a = ops::cut_rows(a, rows.clone())?;
+                *z = ops::cut_rows(z, rows)?;
+            }
+            Kind::Prmt(m) => *m = ops::cut_rows(m, rows)?,
+            // A window is detached already.
+            Kind::Window(_) | Kind::None => {}
+        }
+        Ok(self)
+    }
+
+    /// Where layers lie in the stack.
+    fn rows(&self, layers: &Range<usize>) -> Range<usize> {
+        layers.start - self.layers.start..layers.end - self.layers.start
+    }
+
+    /// Memories of neighbouring layers, one after the other, as one.
+    pub(crate) fn join(parts: &[LayerMemory]) -> Result<Self> {
+        let Some((first, last)) = parts.first().zip(parts.last()) else {
+            return Err(Error::Argument("no layers to join".into()));
+        };
+        let gather = |pick: &dyn Fn(&Kind) -> Option<Tensor>| -> Result<Tensor> {
+            let tensors: Vec<Tensor> = parts.iter().filter_map(|p| pick(&p.kind)).collect();
             Ok(ops::concat(&tensors.iter().collect::<Vec<_>>(), 0)?)
         };
-        Ok(match first {
-            LayerMemory::Associative { .. } => LayerMemory::Associative {
-                a: gather(&|p| if let LayerMemory::Associative { a, .. } = p { Some(a.clone()) } else { None })?,
-                z: gather(&|p| if let LayerMemory::Associative { z, .. } = p { Some(z.clone()) } else { None })?,
+        let kind = match &first.kind {
+            Kind::Associative { .. } => Kind::Associative {
+                a: gather(&|k| if let Kind::Associative { a, .. } = k { Some(a.clone()) } else { None })?,
+                z: gather(&|k| if let Kind::Associative { z, .. } = k { Some(z.clone()) } else { None })?,
                 empty: parts
                     .iter()
-                    .flat_map(|p| if let LayerMemory::Associative { empty, .. } = p { empty.clone() } else { vec![] })
+                    .flat_map(|p| if let Kind::Associative { empty, .. } = &p.kind { empty.clone() } else { vec![] })
                     .collect(),
             },
-            LayerMemory::Prmt(_) => {
-                LayerMemory::Prmt(gather(&|p| if let LayerMemory::Prmt(m) = p { Some(m.clone()) } else { None })?)
-            }
-            LayerMemory::Window(_) => {
-                let windows = parts.iter().map(|p| if let LayerMemory::Window(w) = p { w.as_ref() } else { None });
-                let Some(windows) = windows.collect::<Option<Vec<_>>>() else {
-                    return Err(Error::Argument("a window's layers are joined only once all have one".into()));
-                };
-                let keys: Vec<&Tensor> = windows.iter().map(|w| &w.0).collect();
-                let masks: Vec<&Tensor> = windows.iter().map(|w| &w.1).collect();
-                LayerMemory::Window(Some((ops::concat(&keys, 0)?, ops::concat(&masks, 0)?)))
-            }
-            LayerMemory::None => LayerMemory::None,
-        })
+            Kind::Prmt(_) => Kind::Prmt(gather(&|k| if let Kind::Prmt(m) = k { Some(m.clone()) } else { None })?),
+            Kind::Window(Some(_)) => Kind::Window(Some((
+                gather(&|k| if let Kind::Window(Some((keys, _))) = k { Some(keys.clone()) } else { None })?,
+                gather(&|k| if let Kind::Window(Some((_, mask))) = k { Some(mask.clone()) } else { None })?,
+            ))),
+            Kind::Window(None) => Kind::Window(None),
+            Kind::None => Kind::None,
+        };
+        Ok(LayerMemory { layers: first.layers.start..last.layers.end, kind })
     }
 
-    /// The whole state after the last layer wrote.
-    pub(crate) fn into_state(self, batch: usize, tokens_read: u64, segments_read: u64) -> Result<MemoryState> {
-        let content = match self {
-            LayerMemory::Associative { a, z, .. } => Content::Associative { a, z },
-            LayerMemory::Prmt(m) => Content::Prmt(Some(m)),
-            LayerMemory::Window(Some((k, m))) => {
+    /// The whole state after the last layer wrote. On a tape A gets a buffer of its own: that of the steps is unwound on the way back.
+    pub(crate) fn into_state(self, tape: &Tape, batch: usize, tokens_read: u64, segments_read: u64) -> Result<MemoryState> {
+        let content = match self.kind {
+            Kind::Associative { a, z, .. } => {
+                let a = if tape.is_recording() { ops::scale(&a, 1.0)? } else { a };
+                Content::Associative { a, z }
+            }
+            Kind::Prmt(m) => Content::Prmt(Some(m)),
+            Kind::Window(Some((k, m))) => {
                 let (rows, width) = (m.dims()[1], m.dims()[2]);
                 Content::Window(Some((k, ops::reshape(&ops::rows(&m, 0..1)?, [rows, width])?)))
             }
-            LayerMemory::Window(None) => Content::Window(None),
-            LayerMemory::None => Content::None,
+            Kind::Window(None) => Content::Window(None),
+            Kind::None => Content::None,
         };
         Ok(MemoryState { content, batch, tokens_read, segments_read })
     }
+}
+
+/// `whole` with rows `rows` of its leading axis replaced.
+fn replaced(whole: &Tensor, rows: Range<usize>, part: &Tensor) -> Result<Tensor> {
+    let n = whole.dims()[0];
+    let (before, after) = (ops::rows(whole, 0..rows.start)?, ops::rows(whole, rows.end..n)?);
+    let parts: Vec<&Tensor> = [&before, part, &after].into_iter().filter(|t| t.dims()[0] > 0).collect();
+    Ok(ops::concat(&parts, 0)?)
 }
 
 /// `[n, m, d]` repeated for each text: `[n, B, m, d]`.
@@ -141,49 +171,75 @@ fn spread_mask(mask: &Tensor, n: usize) -> Result<Tensor> {
 }
 
 impl Model {
-    /// One step of layers `layers`: x `[n, B, T, d]` of n segments. Gives the layers' outputs and memory.
+    /// One step of layers `layers`: x `[n, B, T, d]` of n segments. Takes the memory of these layers, and maybe of others that rest; gives
+    /// the layers' outputs and the memory after it. With `recompute`, the block inside keeps nothing but its input.
     pub(crate) fn layer_step(
         &self,
         tape: &Tape,
         layers: Range<usize>,
         x: &Tensor,
-        memory: &LayerMemory,
+        memory: LayerMemory,
         padding: Option<&Padding>,
+        recompute: bool,
     ) -> Result<(Tensor, LayerMemory)> {
-        match memory {
-            LayerMemory::Associative { a, z, empty } => {
-                let x = self.associative_read(tape, layers.clone(), x, memory)?;
-                let (y, _) = self.block(tape, layers.clone(), &x, Attend::Segment(padding))?;
-                let (a, z) = self.associative_write(tape, layers, &y, a, z, empty)?;
-                Ok((y, LayerMemory::Associative { a, z, empty: vec![false; empty.len()] }))
+        let rows = memory.rows(&layers);
+        let block = |x: &Tensor| {
+            if recompute { self.lean_block(tape, &layers, x, padding) } else { self.segment_block(tape, &layers, x, padding) }
+        };
+        let (y, kind) = match &memory.kind {
+            Kind::Associative { a, z, empty } => {
+                let y = block(&self.associative_read(tape, layers.clone(), x, &memory)?)?;
+                let (a, z) = self.associative_write(tape, layers.clone(), &y, a, z, &empty[rows.clone()], rows.clone())?;
+                let mut empty = empty.clone();
+                empty[rows].fill(false);
+                (y, Kind::Associative { a, z, empty })
             }
-            LayerMemory::Prmt(m) => {
+            Kind::Prmt(whole) => {
+                let m = ops::rows(whole, rows.clone())?;
                 let (tokens, t) = (m.dims()[2], x.dims()[2]);
-                let x = ops::concat(&[m, &ops::narrow(x, 2, tokens, t - 2 * tokens)?, m], 2)?;
-                let (y, _) = self.block(tape, layers, &x, Attend::Segment(padding))?;
+                let x = ops::concat(&[&m, &ops::narrow(x, 2, tokens, t - 2 * tokens)?, &m], 2)?;
+                let y = block(&x)?;
                 let m = ops::narrow(&y, 2, t - tokens, tokens)?;
-                Ok((y, LayerMemory::Prmt(m)))
+                (y, Kind::Prmt(replaced(whole, rows, &m)?))
             }
-            LayerMemory::Window(previous) => {
+            Kind::Window(previous) => {
                 let (n, batch, t) = (x.dims()[0], x.dims()[1], x.dims()[2]);
                 let own = match padding {
                     Some(padding) => padding.clone(),
                     None => self.no_padding(n, batch, t)?,
                 };
-                let (y, qkv) = match previous {
-                    None => self.block(tape, layers, x, Attend::Segment(padding))?,
-                    Some((keys, seen)) => {
-                        let both = self.after_window(seen, &own)?;
-                        self.block(tape, layers, x, Attend::Window(keys, &both))?
+                match previous {
+                    None => {
+                        let (y, qkv) = self.block(tape, layers.clone(), x, Attend::Segment(padding))?;
+                        (y, Kind::Window(Some((qkv.detach(), own.mask))))
                     }
-                };
-                Ok((y, LayerMemory::Window(Some((qkv.detach(), own.mask)))))
+                    Some((all_keys, all_seen)) => {
+                        let (keys, seen) = (ops::rows(all_keys, rows.clone())?, ops::rows(all_seen, rows.clone())?);
+                        let both = self.after_window(&seen, &own)?;
+                        let (y, qkv) = self.block(tape, layers.clone(), x, Attend::Window(&keys, &both))?;
+                        let keys = replaced(all_keys, rows.clone(), &qkv.detach())?;
+                        (y, Kind::Window(Some((keys, replaced(all_seen, rows, &own.mask)?))))
+                    }
+                }
             }
-            LayerMemory::None => {
-                let (y, _) = self.block(tape, layers, x, Attend::Segment(padding))?;
-                Ok((y, LayerMemory::None))
-            }
-        }
+            Kind::None => (block(x)?, Kind::None),
+        };
+        Ok((y, LayerMemory { kind, ..memory }))
+    }
+
+    /// The block within a segment.
+    fn segment_block(&self, tape: &Tape, layers: &Range<usize>, x: &Tensor, padding: Option<&Padding>) -> Result<Tensor> {
+        Ok(self.block(tape, layers.clone(), x, Attend::Segment(padding))?.0)
+    }
+
+    /// The same, computed again when its gradient is asked for.
+    fn lean_block(&self, tape: &Tape, layers: &Range<usize>, x: &Tensor, padding: Option<&Padding>) -> Result<Tensor> {
+        let (model, layers, padding) = (self.clone(), layers.clone(), padding.cloned());
+        let mut y = tape.recompute(&[x], move |tape, x| {
+            let y = model.segment_block(tape, &layers, &x[0], padding.as_ref());
+            y.map(|y| vec![y]).map_err(Error::into_engine)
+        })?;
+        Ok(y.remove(0))
     }
 
     fn associative(&self) -> Result<(&Associative, &crate::model::AssociativeWeights)> {
@@ -195,23 +251,25 @@ impl Model {
 
     /// x plus what the memory associates with it. An empty memory adds nothing.
     pub(crate) fn associative_read(&self, tape: &Tape, layers: Range<usize>, x: &Tensor, memory: &LayerMemory) -> Result<Tensor> {
-        let LayerMemory::Associative { a, z, empty } = memory else { return Ok(x.clone()) };
-        if empty.iter().all(|e| *e) {
+        let Kind::Associative { a, z, empty } = &memory.kind else { return Ok(x.clone()) };
+        let rows = memory.rows(&layers);
+        if empty[rows.clone()].iter().all(|e| *e) {
             return Ok(x.clone());
         }
         let (config, weights) = self.associative()?;
         let q = ops::linear(x, &tape.param_rows(&weights.query, layers.clone())?, Linear::default())?; // [n, B, T, d_mem]
         let Some(with) = &config.memory_layers else {
-            return Ok(ops::assoc_read(&q, a, z, config.nu, Some(x))?);
+            return Ok(ops::assoc_read_rows(&q, a, z, rows, config.nu, Some(x))?);
         };
         // Layers without a memory run along in the batch; what they read counts nothing.
-        let y = ops::assoc_read(&q, a, z, config.nu, None)?;
+        let y = ops::assoc_read_rows(&q, a, z, rows, config.nu, None)?;
         let share: Vec<f32> = layers.map(|l| f32::from(u8::from(with.contains(&l)))).collect();
-        let share = Tensor::from_slice(&share, [share.len(), 1, 1, 1], self.device())?;
+        let share = self.constant(&share, &[share.len(), 1, 1, 1])?;
         Ok(ops::add(x, &ops::mul(&y, &ops::cast(&share, y.dtype())?)?)?)
     }
 
-    /// The memory after the last m rows of y `[n, B, T, d]` were written.
+    /// The memory after the last m rows of y `[n, B, T, d]` were written to its rows `rows`, in place.
+    #[expect(clippy::too_many_arguments, reason = "a memory is three things")]
     fn associative_write(
         &self,
         tape: &Tape,
@@ -220,6 +278,7 @@ impl Model {
         a: &Tensor,
         z: &Tensor,
         empty: &[bool],
+        rows: Range<usize>,
     ) -> Result<(Tensor, Tensor)> {
         let (config, weights) = self.associative()?;
         let (n, batch, t, m) = (y.dims()[0], y.dims()[1], y.dims()[2], config.tokens);
@@ -232,13 +291,12 @@ impl Model {
         let beta = ops::reshape(&beta, [n, batch, m])?;
         let first = if empty.contains(&true) {
             let flags: Vec<i32> = empty.iter().flat_map(|e| std::iter::repeat_n(i32::from(*e), batch)).collect();
-            Some(Tensor::from_slice(&flags, [n, batch], self.device())?)
+            Some(self.constant(&flags, &[n, batch])?)
         } else {
             None
         };
-        debug_assert!(a.dtype() == DType::F32);
         let write =
             AssocWrite { k: &k, v: &v, beta: &beta, a, z, first: first.as_ref(), correction: config.correction, nu: config.nu };
-        Ok(ops::assoc_write(write)?)
+        Ok(ops::assoc_write_in_place(write, rows)?)
     }
 }

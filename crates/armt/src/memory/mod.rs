@@ -4,5 +4,5 @@ mod file;
 mod layer;
 mod state;
 
-pub(crate) use layer::LayerMemory;
+pub(crate) use layer::{Kind, LayerMemory};
 pub use state::{Content, MemoryState};

@@ -1,29 +1,38 @@
 //! The model: configuration and parameters, immutable in use. Memory goes in and comes out as a value.
 
 mod block;
+mod constants;
+mod inputs;
 mod rotary;
 mod weights;
+
+use std::sync::Arc;
 
 use armt_engine::ops;
 use armt_engine::{DType, Device, Param, Tape, Tensor};
 pub(crate) use block::{Attend, Cache};
+use constants::Constants;
+pub use inputs::Inputs;
+pub(crate) use inputs::{Draft, DraftShape, Lesson};
 pub use weights::{AssociativeWeights, LinearWeights, NormWeights, Weights};
 
 use crate::config::{Alignment, Backbone, Config, MemoryConfig, Positions};
 use crate::error::{Error, Result};
 use crate::memory::MemoryState;
-use crate::schedule::Choice;
+use crate::schedule::{Backprop, Choice};
 use crate::segment::{Batch, Segment, segments};
 
-/// A backbone with its memory.
+/// A backbone with its memory. Cheap to clone; clones share the parameters.
+#[derive(Clone)]
 pub struct Model {
-    pub(crate) config: Config,
+    pub(crate) config: Arc<Config>,
     pub(crate) backbone: Backbone,
-    pub(crate) weights: Weights,
+    pub(crate) weights: Arc<Weights>,
     pub(crate) device: Device,
     dtype: DType,
     /// Tables of cos and sin.
     pub(crate) rotary: Option<(Tensor, Tensor)>,
+    constants: Arc<Constants>,
 }
 
 /// What n segments with padding need beside their input.
@@ -70,7 +79,15 @@ impl Model {
                 Some(rotary::tables(r, 2 * width, device)?)
             }
         };
-        Ok(Model { config, backbone, weights, device: device.clone(), dtype, rotary })
+        Ok(Model {
+            config: Arc::new(config),
+            backbone,
+            weights: Arc::new(weights),
+            device: device.clone(),
+            dtype,
+            rotary,
+            constants: Arc::default(),
+        })
     }
 
     /// The configuration.
@@ -116,31 +133,12 @@ impl Model {
         segments(batch, self.config.segment_size, alignment)
     }
 
-    /// A segment's input `[B, before + width + after, d]`: memory tokens around the text's, positions added. RMT's carried memory
-    /// takes the learned tokens' place.
-    pub(crate) fn embed(&self, tape: &Tape, segment: &Segment, batch: usize, carried: Option<&Tensor>) -> Result<Tensor> {
-        let memory = &self.config.memory;
-        let (before, after) = (memory.tokens_before(), memory.tokens_after());
-        let text = self.embed_tokens(tape, &segment.ids, batch)?; // [B, width, d]
-        let tokens = (after > 0).then(|| self.memory_tokens(tape, batch, carried)).transpose()?;
-        let x = match &tokens {
-            None => text,
-            Some(m) if before > 0 => ops::concat(&[m, &text, m], 1)?,
-            Some(m) => ops::concat(&[&text, m], 1)?,
-        };
-        let positions = self.positions(segment, before, after);
-        self.add_positions(tape, &x, &positions)
-    }
-
-    /// Memory tokens `[B, m, d]`: those carried over, or the learned ones.
-    pub(crate) fn memory_tokens(&self, tape: &Tape, batch: usize, carried: Option<&Tensor>) -> Result<Tensor> {
-        if let Some(carried) = carried {
-            return Ok(carried.clone());
-        }
-        let learned = self.weights.memory.as_ref().ok_or_else(|| Error::Argument("the model has no memory tokens".into()))?;
+    /// The learned memory tokens for `texts` texts, `[texts, m, d]`; `None` if the model has none.
+    pub(crate) fn memory_tokens(&self, tape: &Tape, texts: usize) -> Result<Option<Tensor>> {
+        let Some(learned) = &self.weights.memory else { return Ok(None) };
         let m = learned.value().dims()[0];
-        let ids: Vec<i32> = (0..batch * m).map(|i| (i % m) as i32).collect();
-        Ok(ops::embedding(&tape.param(learned), &Tensor::from_slice(&ids, [batch, m], &self.device)?)?)
+        let ids: Vec<i32> = (0..texts * m).map(|i| (i % m) as i32).collect();
+        Ok(Some(ops::embedding(&tape.param(learned), &self.constant(&ids, &[texts, m])?)?))
     }
 
     /// Embeddings of ids `[B, t]`.
@@ -152,13 +150,13 @@ impl Model {
     /// Adds learned positions, the same for all texts. Rotary models have none to add.
     pub(crate) fn add_positions(&self, tape: &Tape, x: &Tensor, positions: &[i32]) -> Result<Tensor> {
         let Some(table) = &self.weights.positions else { return Ok(x.clone()) };
-        let ids = Tensor::from_slice(positions, [positions.len()], &self.device)?;
+        let ids = self.constant(positions, &[positions.len()])?;
         Ok(ops::add(x, &ops::embedding(&tape.param(table), &ids)?)?)
     }
 
-    /// Rows of the table of positions for memory tokens before, padding and text, memory tokens after.
-    fn positions(&self, segment: &Segment, before: usize, after: usize) -> Vec<i32> {
-        let (pad, text) = (segment.pad, segment.range.len());
+    /// Rows of the table of positions for memory tokens before, padding, `text` tokens, memory tokens after.
+    fn positions(&self, text: usize, pad: usize) -> Vec<i32> {
+        let (before, after) = (self.config.memory.tokens_before(), self.config.memory.tokens_after());
         // With wrap_pos, memory rows stand at the table's ends: RMT's and PRMT's reads first, writes last.
         let (first, last) = match (&self.weights.positions, self.config.memory.wrap_pos()) {
             (Some(table), true) => (before, table.value().dims()[0] - after),
@@ -168,30 +166,32 @@ impl Model {
         run(0, before).chain(std::iter::repeat_n(0, pad)).chain(run(first, text)).chain(run(last, after)).collect()
     }
 
-    /// What a segment with padding needs beside its input; `None` if nothing is hidden.
-    pub(crate) fn padding(&self, segment: &Segment, batch: usize) -> Result<Option<Padding>> {
-        let Some(mask) = &segment.mask else { return Ok(None) };
+    /// A mask of `width` columns with the memory tokens around them, which are never hidden.
+    fn whole_mask(&self, mask: &[i32], width: usize) -> Vec<i32> {
         let (before, after) = (self.config.memory.tokens_before(), self.config.memory.tokens_after());
-        let (pad, width) = (segment.pad, segment.width());
-        let full: Vec<i32> = mask
-            .chunks(width)
+        mask.chunks(width)
             .flat_map(|row| std::iter::repeat_n(1, before).chain(row.iter().copied()).chain(std::iter::repeat_n(1, after)))
-            .collect();
-        let t = before + width + after;
+            .collect()
+    }
+
+    /// What a segment with a mask needs beside its input.
+    fn padding(&self, mask: &[i32], pad: usize, width: usize, batch: usize) -> Result<Padding> {
+        let before = self.config.memory.tokens_before();
+        let t = before + width + self.config.memory.tokens_after();
         // Rotary positions go on as if the padding were not there.
         let rows: Vec<i32> = (0..t).map(|i| if i < before { i } else { before.max(i.saturating_sub(pad)) } as i32).collect();
-        Ok(Some(Padding {
-            mask: Tensor::from_slice(&full, [1, batch, t], &self.device)?,
-            rows: Tensor::from_slice(&rows, [1, t], &self.device)?,
-        }))
+        Ok(Padding {
+            mask: Tensor::from_slice(&self.whole_mask(mask, width), [1, batch, t], &self.device)?,
+            rows: self.constant(&rows, &[1, t])?,
+        })
     }
 
     /// The padding of n segments that have none.
     pub(crate) fn no_padding(&self, n: usize, batch: usize, width: usize) -> Result<Padding> {
         let rows: Vec<i32> = (0..n * width).map(|i| (i % width) as i32).collect();
         Ok(Padding {
-            mask: Tensor::from_slice(&vec![1i32; n * batch * width], [n, batch, width], &self.device)?,
-            rows: Tensor::from_slice(&rows, [n, width], &self.device)?,
+            mask: self.constant(&vec![1i32; n * batch * width], &[n, batch, width])?,
+            rows: self.constant(&rows, &[n, width])?,
         })
     }
 
@@ -259,7 +259,8 @@ impl Model {
         let (tokens, vocab, before) = (batch.tokens(), self.backbone.vocab, self.config.memory.tokens_before());
         let mut logits = vec![0f32; batch.batch * tokens * vocab];
         let tape = Tape::off();
-        let state = schedule.schedule(self)?.run(self, &tape, &segments, state, &mut |s, h| {
+        let inputs = Inputs::new(self, &segments, batch.batch)?;
+        let state = schedule.schedule(self)?.run(self, &tape, &inputs, state, Backprop::default(), &mut |s, h| {
             let Segment { range, pad, .. } = &segments[s];
             let text = ops::narrow(h, 1, before + pad, range.len())?;
             let values = self.logits(&tape, &text)?.to_f32_vec()?;
@@ -282,45 +283,41 @@ impl Model {
         schedule: Choice,
     ) -> Result<(Tensor, MemoryState)> {
         state.expect_fits(self, batch.batch)?;
-        if targets.next.len() != batch.ids.len() {
-            return Err(Error::Argument(format!("{} targets for {} tokens", targets.next.len(), batch.ids.len())));
-        }
-        let segments = self.segments(batch)?;
-        let (tokens, before) = (batch.tokens(), self.config.memory.tokens_before());
-        let (mut rows, mut next): (Vec<Tensor>, Vec<i32>) = (Vec::new(), Vec::new());
-        let state = schedule.schedule(self)?.run(self, tape, &segments, state, &mut |s, h| {
-            let Segment { range, pad, .. } = &segments[s];
-            let (width, d) = (h.dims()[1], h.dims()[2]);
-            let mut picked = Vec::new();
-            for b in 0..batch.batch {
-                for i in range.clone() {
-                    let target = targets.next[b * tokens + i];
-                    if target >= 0 {
-                        picked.push((b * width + before + pad + i - range.start) as i32);
-                        next.push(target);
-                    }
-                }
-            }
-            if !picked.is_empty() {
-                let flat = ops::reshape(h, [batch.batch * width, d])?;
-                let ids = Tensor::from_slice(&picked, [picked.len()], &self.device)?;
-                rows.push(ops::embedding(&flat, &ids)?);
+        let lesson = Lesson::new(self, &Draft::new(self, batch, targets)?)?;
+        self.lesson_loss(tape, &lesson, state, schedule, Backprop::default())
+    }
+
+    /// The same of an example that is on the device.
+    pub(crate) fn lesson_loss(
+        &self,
+        tape: &Tape,
+        lesson: &Lesson,
+        state: &MemoryState,
+        schedule: Choice,
+        backprop: Backprop,
+    ) -> Result<(Tensor, MemoryState)> {
+        let mut rows: Vec<Tensor> = Vec::new();
+        let state = schedule.schedule(self)?.run(self, tape, &lesson.inputs, state, backprop, &mut |s, h| {
+            if let Some(asked) = &lesson.asked[s] {
+                let flat = ops::reshape(h, [h.dims()[0] * h.dims()[1], h.dims()[2]])?;
+                rows.push(ops::embedding(&flat, asked)?);
             }
             Ok(())
         })?;
-        if rows.is_empty() {
-            return Err(Error::Argument("no position of the batch has a target".into()));
-        }
-        let h = if rows.len() == 1 { rows.remove(0) } else { ops::concat(&rows.iter().collect::<Vec<_>>(), 0)? };
+        let h = ops::concat(&rows.iter().collect::<Vec<_>>(), 0)?;
         let h = self.last_norm(tape, &h)?;
-        let next = Tensor::from_slice(&next, [next.len()], &self.device)?;
-        let loss = ops::linear_cross_entropy(&h, &tape.param(self.weights.head()), &next, 0)?;
-        Ok((loss, state))
+        Ok((ops::linear_cross_entropy(&h, &tape.param(self.weights.head()), &lesson.next, 0)?, state))
     }
 
     /// Every parameter, in a fixed order.
     pub fn params(&self) -> Vec<&Param> {
         self.weights.params()
+    }
+
+    /// Whether a step of a given shape always issues the same work on the device, so that it can be recorded. A window's positions are
+    /// made on the host.
+    pub(crate) fn has_fixed_steps(&self) -> bool {
+        !matches!(self.config.memory, MemoryConfig::None { sliding_window: true })
     }
 
     /// Whether the memory is one that a diagonal schedule can carry.

@@ -9,11 +9,11 @@ mod sequential;
 use armt_engine::{Tape, Tensor};
 pub use diagonal::Diagonal;
 pub use sequential::Sequential;
+use serde::Deserialize;
 
 use crate::error::{Error, Result};
 use crate::memory::MemoryState;
-use crate::model::Model;
-use crate::segment::Segment;
+use crate::model::{Inputs, Model};
 
 /// Receives each segment's output `[B, T, d]` of the last layer, memory positions included, before the last norm. In order.
 pub type Sink<'a> = &'a mut dyn FnMut(usize, &Tensor) -> Result<()>;
@@ -23,8 +23,33 @@ pub trait Schedule: Sync {
     /// Its name.
     fn name(&self) -> &'static str;
 
-    /// Runs segments of equal width, starting from `state`; gives the memory after the last.
-    fn run(&self, model: &Model, tape: &Tape, segments: &[Segment], state: &MemoryState, each: Sink<'_>) -> Result<MemoryState>;
+    /// Runs segments, starting from `state`; gives the memory after the last.
+    fn run(
+        &self,
+        model: &Model,
+        tape: &Tape,
+        inputs: &Inputs,
+        state: &MemoryState,
+        backprop: Backprop,
+        each: Sink<'_>,
+    ) -> Result<MemoryState>;
+}
+
+/// How gradients go back through the segments. By default through all of them, with everything kept that they need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Backprop {
+    /// Keep only the inputs of each layer's block and compute it again on the way back: a third more time, a fraction of the memory.
+    pub recompute: bool,
+    /// Gradients do not go back from one stretch of this many segments to the one before; 0: they go back through all.
+    pub truncate: usize,
+}
+
+impl Backprop {
+    /// Whether gradients stop after segment s.
+    fn stops_after(self, s: usize) -> bool {
+        self.truncate > 0 && (s + 1).is_multiple_of(self.truncate)
+    }
 }
 
 /// Which schedule is asked for.
@@ -65,18 +90,4 @@ impl std::str::FromStr for Choice {
             other => Err(Error::config("schedule", "auto, sequential or diagonal", other)),
         }
     }
-}
-
-/// What every schedule checks first; gives the common width.
-fn expect_even(segments: &[Segment]) -> Result<usize> {
-    let width = segments.first().map_or(0, Segment::width);
-    match segments.iter().find(|s| s.width() != width) {
-        Some(odd) => Err(Error::Argument(format!("all segments must have one width: {width} came first, then {}", odd.width()))),
-        None => Ok(width),
-    }
-}
-
-/// Tokens in a list of segments.
-fn tokens(segments: &[Segment]) -> u64 {
-    segments.iter().map(|s| s.range.len() as u64).sum()
 }

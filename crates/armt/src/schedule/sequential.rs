@@ -1,12 +1,11 @@
 //! Segment by segment, layer by layer: the plain twin.
 
-use armt_engine::{Tape, ops};
+use armt_engine::{Tape, Tensor, ops};
 
-use super::{Schedule, Sink, expect_even, tokens};
+use super::{Backprop, Schedule, Sink};
 use crate::error::Result;
 use crate::memory::{Content, LayerMemory, MemoryState};
-use crate::model::Model;
-use crate::segment::Segment;
+use crate::model::{Inputs, Model};
 
 /// Segment by segment, layer by layer.
 pub struct Sequential;
@@ -16,31 +15,48 @@ impl Schedule for Sequential {
         "sequential"
     }
 
-    fn run(&self, model: &Model, tape: &Tape, segments: &[Segment], state: &MemoryState, each: Sink<'_>) -> Result<MemoryState> {
-        expect_even(segments)?;
+    fn run(
+        &self,
+        model: &Model,
+        tape: &Tape,
+        inputs: &Inputs,
+        state: &MemoryState,
+        backprop: Backprop,
+        each: Sink<'_>,
+    ) -> Result<MemoryState> {
+        if inputs.places.is_empty() {
+            return Ok(state.clone());
+        }
         let layers = model.backbone().layers;
-        let mut memory = (0..layers).map(|l| state.layers(model, l..l + 1, tape)).collect::<Result<Vec<_>>>()?;
+        let mut memories = (0..layers).map(|l| state.layers(model, l..l + 1, tape)?.owned()).collect::<Result<Vec<_>>>()?;
         // RMT's memory is not a layer's: it enters with the next segment's input.
-        let mut carried = if let Content::Rmt(m) = &state.content { m.clone() } else { None };
-        for (s, segment) in segments.iter().enumerate() {
-            let x = model.embed(tape, segment, state.batch, carried.as_ref())?; // [B, T, d]
-            let (b, t, d) = (x.dims()[0], x.dims()[1], x.dims()[2]);
-            let padding = model.padding(segment, state.batch)?;
-            let mut h = ops::reshape(&x, [1, b, t, d])?;
-            for (l, memory) in memory.iter_mut().enumerate() {
-                (h, *memory) = model.layer_step(tape, l..l + 1, &h, memory, padding.as_ref())?;
+        let carries = matches!(state.content, Content::Rmt(_));
+        let mut carried: Option<Tensor> = if let Content::Rmt(m) = &state.content { m.clone() } else { None };
+        let embedded = if carries { None } else { Some(model.embed(tape, inputs)?) };
+        for (s, place) in inputs.places.iter().enumerate() {
+            let mut h = match &embedded {
+                Some(embedded) => embedded.segment(s)?,
+                None => {
+                    let learned = if carried.is_none() { model.memory_tokens(tape, state.batch)? } else { None };
+                    model.embed_carrying(tape, inputs, s, carried.as_ref().or(learned.as_ref()))?
+                }
+            }; // [1, B, T, d]
+            let mut stepped: Vec<LayerMemory> = Vec::with_capacity(layers);
+            for (l, memory) in memories.into_iter().enumerate() {
+                let (y, memory) = model.layer_step(tape, l..l + 1, &h, memory, place.padding.as_ref(), backprop.recompute)?;
+                h = y;
+                stepped.push(if backprop.stops_after(s) { memory.cut(l..l + 1)? } else { memory });
             }
-            let h = ops::reshape(&h, [b, t, d])?;
-            if matches!(state.content, Content::Rmt(_)) {
-                carried = Some(model.rmt_memory(tape, &h)?);
+            memories = stepped;
+            let h = ops::reshape(&h, &h.dims()[1..])?;
+            if carries {
+                let memory = model.rmt_memory(tape, &h)?;
+                carried = Some(if backprop.stops_after(s) { memory.detach() } else { memory });
             }
             each(s, &h)?;
         }
-        let (tokens, count) = (state.tokens_read + tokens(segments), state.segments_read + segments.len() as u64);
-        if segments.is_empty() {
-            return Ok(state.clone());
-        }
-        if matches!(state.content, Content::Rmt(_)) {
+        let (tokens, count) = (state.tokens_read + inputs.tokens(), state.segments_read + inputs.places.len() as u64);
+        if carries {
             return Ok(MemoryState {
                 content: Content::Rmt(carried),
                 batch: state.batch,
@@ -48,6 +64,6 @@ impl Schedule for Sequential {
                 segments_read: count,
             });
         }
-        LayerMemory::join(&memory)?.into_state(state.batch, tokens, count)
+        LayerMemory::join(&memories)?.into_state(tape, state.batch, tokens, count)
     }
 }

@@ -3,9 +3,11 @@
 pub mod meter;
 pub mod recipe;
 pub mod run_folder;
+pub mod step;
 pub mod tensorboard;
 pub mod trainer;
 
 pub use meter::Meter;
 pub use run_folder::RunFolder;
+pub use step::Stepper;
 pub use tensorboard::EventWriter;

@@ -9,6 +9,7 @@ use toml::Spanned;
 
 use crate::config::{Alignment, Config, MemoryConfig, ModelType};
 use crate::error::{Error, Result};
+use crate::schedule::Backprop;
 use crate::tasks::retrieval::{Retrieval, Setting, VOCAB};
 
 /// What to train, on what, and how.
@@ -28,6 +29,9 @@ pub struct Recipe {
     /// How weights are changed.
     #[serde(default)]
     pub optimizer: OptimizerRecipe,
+    /// How gradients go back through the segments.
+    #[serde(default)]
+    pub backprop: Backprop,
     /// When and how the model is judged.
     #[serde(default)]
     pub eval: EvalRecipe,

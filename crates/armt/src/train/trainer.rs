@@ -10,22 +10,21 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Instant;
 
 use armt_engine::optim::{AdamW, Group};
-use armt_engine::{DType, Device, Param, Tape, ops};
+use armt_engine::{DType, Device, Param};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::recipe::{Recipe, Stage};
 use super::run_folder::RunFolder;
+use super::step::Stepper;
 use super::tensorboard::EventWriter;
 use crate::checkpoint::Tensors;
 use crate::error::{Error, Result};
 use crate::eval::capacity::stored_pairs;
 use crate::eval::retrieval::exact_match;
-use crate::memory::MemoryState;
-use crate::model::{Model, Targets};
+use crate::model::Model;
 use crate::random::Random;
 use crate::schedule::Choice;
-use crate::segment::Batch;
 use crate::tasks::Example;
 use crate::tasks::retrieval::SYMBOLS;
 
@@ -119,7 +118,8 @@ pub fn train(
         } else if progress.step > 0 {
             optimizer.restore(&folder.last_folder().join("optimizer.safetensors"))?;
         }
-        let mut run = StageRun { recipe, stage, model: &model, optimizer: &mut optimizer, folder, events: &mut events };
+        let stepper = Stepper::new(&model, optimizer, recipe.backprop, Choice::Auto)?;
+        let mut run = StageRun { recipe, stage, model: &model, stepper, folder, events: &mut events };
         if run.go(&mut progress, each)?.is_break() {
             return Ok(Ending::Stopped);
         }
@@ -153,7 +153,7 @@ struct StageRun<'a> {
     recipe: &'a Recipe,
     stage: &'a Stage,
     model: &'a Model,
-    optimizer: &'a mut AdamW,
+    stepper: Stepper<'a>,
     folder: &'a mut RunFolder,
     events: &'a mut EventWriter,
 }
@@ -191,7 +191,7 @@ impl StageRun<'_> {
         for example in examples {
             let example = example?;
             let rate = schedule.rate(progress.step);
-            let loss = self.step(&example, rate)?;
+            let loss = self.stepper.step(&example, self.stage.accumulate, rate)?;
             if !loss.is_finite() || loss > EXPLODED {
                 let last = self.folder.last_folder().display().to_string();
                 return Err(Error::Argument(format!(
@@ -230,26 +230,6 @@ impl StageRun<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// One step: gradients of all parts of the batch, then the update. Gives the loss.
-    fn step(&mut self, example: &Example, rate: f32) -> Result<f32> {
-        self.optimizer.zero_grad()?;
-        let parts = self.stage.accumulate;
-        let mut total = 0.0;
-        for part in 0..parts {
-            let piece = slice(example, part, parts);
-            let tape = Tape::new();
-            let state = MemoryState::empty(self.model, piece.batch.batch)?;
-            let (loss, _) = self.model.loss(&tape, &piece.batch, &piece.targets, &state, Choice::Auto)?;
-            let loss = ops::scale(&loss, 1.0 / parts as f32)?;
-            tape.backward(&loss)?;
-            total += loss.item()?;
-        }
-        if total.is_finite() {
-            self.optimizer.step(rate)?;
-        }
-        Ok(total)
-    }
-
     fn gradient_norm(&self) -> Result<f64> {
         let mut sum = 0.0;
         for p in self.model.params() {
@@ -286,18 +266,7 @@ impl StageRun<'_> {
     }
 
     fn save(&self, progress: &Progress) -> Result<()> {
-        self.folder.save_last(self.model, self.optimizer, progress)
-    }
-}
-
-/// Part `part` of `parts` of a batch.
-fn slice(example: &Example, part: usize, parts: usize) -> Example {
-    let Batch { ids, batch, mask } = &example.batch;
-    let (rows, width) = (batch / parts, ids.len() / batch);
-    let range = part * rows * width..(part + 1) * rows * width;
-    Example {
-        batch: Batch { ids: ids[range.clone()].to_vec(), batch: rows, mask: mask.as_ref().map(|m| m[range.clone()].to_vec()) },
-        targets: Targets { next: example.targets.next[range].to_vec() },
+        self.folder.save_last(self.model, self.stepper.optimizer(), progress)
     }
 }
 

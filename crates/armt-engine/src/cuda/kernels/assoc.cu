@@ -229,10 +229,10 @@ template <int G> __device__ __forceinline__ void recall(const float* tile, const
     __syncthreads();
 }
 
-// tile[f][c] += sum_i phi_i[f] x[i][c] for G tokens. With `to`, the result goes to columns [from, ..) of that [dk, d] matrix instead, in
-// its place or added to it. Every thread keeps to its own elements.
+// tile[f][c] += sum_i phi_i[f] x[i][c] for G tokens. With `to`, the result also goes to columns [from, ..) of that [dk, d] matrix.
+// Every thread keeps to its own elements.
 template <int G>
-__device__ __forceinline__ void update(float* tile, const float* phi, int stride, int dk, const float* x, float* to, int d, int from, bool add) {
+__device__ __forceinline__ void update(float* tile, const float* phi, int stride, int dk, const float* x, float* to, int d, int from) {
     int quad = threadIdx.x % QUADS, col = from + quad * 4;
     float xs[G][4];
 #pragma unroll
@@ -255,24 +255,15 @@ __device__ __forceinline__ void update(float* tile, const float* phi, int stride
                 a.w += ps[i] * xs[q + i][3];
             }
         }
-        if (!to) {
-            *(float4*)(tile + f * STRIDE + quad * 4) = a;
-        } else if (d % 4 == 0) {
-            if (col >= d) continue;
-            float4* out = (float4*)(to + (i64)f * d + col);
-            if (add) {
-                float4 o = *out;
-                a.x += o.x, a.y += o.y, a.z += o.z, a.w += o.w;
-            }
-            *out = a;
+        *(float4*)(tile + f * STRIDE + quad * 4) = a;
+        if (!to) continue;
+        if (d % 4 == 0) {
+            if (col < d) *(float4*)(to + (i64)f * d + col) = a;
         } else {
             float as[4] = {a.x, a.y, a.z, a.w};
 #pragma unroll
             for (int c = 0; c < 4; c++)
-                if (col + c < d) {
-                    float* out = to + (i64)f * d + col + c;
-                    *out = add ? *out + as[c] : as[c];
-                }
+                if (col + c < d) to[(i64)f * d + col + c] = as[c];
         }
     }
 }
@@ -280,7 +271,7 @@ __device__ __forceinline__ void update(float* tile, const float* phi, int stride
 // Adds all tokens' phi_i (x) x_i to the tile and sends it to `to`. Features of the only chunk are there already; several are made again.
 template <int G>
 __device__ __forceinline__ void update_all(const Tokens& t, float* tile, float* phi, float* r, float* den, float* gamma, float* b, const float* x,
-                                           float* to, int d, int from, bool add) {
+                                           float* to, int d, int from) {
     for (int first = 0; first < t.m; first += t.chunk) {
         if (t.m > t.chunk) {
             __syncthreads();
@@ -289,13 +280,13 @@ __device__ __forceinline__ void update_all(const Tokens& t, float* tile, float* 
 #pragma unroll 1
         for (int g = 0; g < t.chunk; g += G) {
             bool last = first + t.chunk >= t.m && g + G >= t.chunk;
-            update<G>(tile, phi + g, t.stride(), t.dk(), x + (first + g) * COLUMNS, last ? to : nullptr, d, from, add);
+            update<G>(tile, phi + g, t.stride(), t.dk(), x + (first + g) * COLUMNS, last ? to : nullptr, d, from);
         }
     }
 }
 
 template <int G>
-__device__ __forceinline__ void write_tile(const Tokens& t, const T* v, const float* a, float* a_new, float* z_new, int d, int from) {
+__device__ __forceinline__ void write_tile(const Tokens& t, const T* v, const float* a, float* a_new, float* z_new, float* kept, int d, int from) {
     int dk = t.dk(), tokens = (t.m + t.chunk - 1) / t.chunk * t.chunk;
     float* tile = (float*)shared_floats;
     float* phi = tile + dk * STRIDE;
@@ -321,30 +312,79 @@ __device__ __forceinline__ void write_tile(const Tokens& t, const T* v, const fl
             if (threadIdx.x < G * COLUMNS) {
                 int token = first + g + threadIdx.x / COLUMNS, col = from + threadIdx.x % COLUMNS;
                 float value = token < t.m && col < d ? to_f32(v[(i64)token * d + col]) : 0.f;
-                x[(first + g) * COLUMNS + threadIdx.x] = b[token] * (value - sums[threadIdx.x] / den[token]);
+                float added = b[token] * (value - sums[threadIdx.x] / den[token]);
+                x[(first + g) * COLUMNS + threadIdx.x] = added;
+                if (kept && token < t.m && col < d) kept[(i64)token * d + col] = added;
             }
             __syncthreads();
         }
     }
-    update_all<G>(t, tile, phi, scratch, den, gamma, b, x, a_new, d, from, false);
+    update_all<G>(t, tile, phi, scratch, den, gamma, b, x, a_new, d, from);
 }
 
-// Block (n, tile). The first tile's block also makes z'.
+// Block (n, tile). The first tile's block also makes z'. a_new may be a: every block keeps to its own columns. `kept`, if given, receives
+// what was added to each key, [n, m, d].
 extern "C" __global__ void __launch_bounds__(THREADS, 2) write(const T* k, const T* v, const T* beta, const float* a, const float* z, const int* first,
-                                                             float* a_new, float* z_new, int m, int dm, int nu, int d, int chunk, bool correction) {
+                                                             float* a_new, float* z_new, float* kept, int m, int dm, int nu, int d, int chunk, bool correction) {
     int tiles = (d + COLUMNS - 1) / COLUMNS, tile = blockIdx.x % tiles;
     i64 n = blockIdx.x / tiles, dk = 2 * (i64)dm * nu;
     Tokens t = {k + n * m * dm, beta + n * m, z + n * dk, m, dm, nu, chunk, correction && !(first && first[n])};
     float* z_out = tile == 0 ? z_new + n * dk : nullptr;
+    if (kept) kept += n * m * d;
     if (chunk == 4)
-        write_tile<4>(t, v + n * m * d, a + n * dk * d, a_new + n * dk * d, z_out, d, tile * COLUMNS);
+        write_tile<4>(t, v + n * m * d, a + n * dk * d, a_new + n * dk * d, z_out, kept, d, tile * COLUMNS);
     else
-        write_tile<8>(t, v + n * m * d, a + n * dk * d, a_new + n * dk * d, z_out, d, tile * COLUMNS);
+        write_tile<8>(t, v + n * m * d, a + n * dk * d, a_new + n * dk * d, z_out, kept, d, tile * COLUMNS);
+}
+
+// x = -kept, what a write added to each key of this tile's columns, ready to be added again. A barrier must follow.
+__device__ __forceinline__ void load_taken_back(const float* kept, int m, int tokens, int d, int from, float* x) {
+    for (int i = threadIdx.x; i < tokens * COLUMNS; i += THREADS) {
+        int token = i / COLUMNS, col = from + i % COLUMNS;
+        x[i] = token < m && col < d ? -kept[(i64)token * d + col] : 0.f;
+    }
+}
+
+// Sets columns [from, from + COLUMNS) of a [dk, d] matrix to zero.
+__device__ __forceinline__ void clear_columns(float* matrix, int dk, int d, int from) {
+    for (int i = threadIdx.x; i < dk * COLUMNS; i += THREADS) {
+        int f = i / COLUMNS, c = from + i % COLUMNS;
+        if (c < d) matrix[(i64)f * d + c] = 0.f;
+    }
+}
+
+template <int G> __device__ __forceinline__ void undo_tile(const Tokens& t, const float* kept, float* a, int d, int from) {
+    int dk = t.dk(), tokens = (t.m + t.chunk - 1) / t.chunk * t.chunk;
+    float* tile = (float*)shared_floats;
+    float* phi = tile + dk * STRIDE;
+    float* scratch = phi + dk * t.stride();
+    float* x = scratch + max(t.chunk * t.width(), WARPS * G * COLUMNS);
+    float* den = x + tokens * COLUMNS + 2 * G * COLUMNS;
+    float *gamma = den + tokens, *b = gamma + tokens;
+    fetch_tile(tile, a, dk, d, from);
+    load_taken_back(kept, t.m, tokens, d, from, x);
+    if (t.m <= t.chunk) load_features(t, 0, scratch, phi, den, gamma, b);
+    await_tiles();
+    __syncthreads();
+    update_all<G>(t, tile, phi, scratch, den, gamma, b, x, a, d, from);
+}
+
+// Block (n, tile): a = a - sum_i phi_i (x) kept_i, in place; zero if it was empty.
+extern "C" __global__ void __launch_bounds__(THREADS, 2) write_undo(const T* k, const T* beta, const float* z, const int* first, const float* kept,
+                                                                  float* a, int m, int dm, int nu, int d, int chunk) {
+    int tiles = (d + COLUMNS - 1) / COLUMNS, from = (int)(blockIdx.x % tiles) * COLUMNS;
+    i64 n = blockIdx.x / tiles, dk = 2 * (i64)dm * nu;
+    if (first && first[n]) return clear_columns(a + n * dk * d, (int)dk, d, from);
+    Tokens t = {k + n * m * dm, beta + n * m, z + n * dk, m, dm, nu, chunk, false};
+    if (chunk == 4)
+        undo_tile<4>(t, kept + n * m * d, a + n * dk * d, d, from);
+    else
+        undo_tile<8>(t, kept + n * m * d, a + n * dk * d, d, from);
 }
 
 template <int G>
-__device__ __forceinline__ void write_backward_tile(const Tokens& t, const T* v, const float* a, const float* grad, T* dv, float* da, float* dphi,
-                                                    float* scalars, int d, int from, bool add) {
+__device__ __forceinline__ void write_backward_tile(const Tokens& t, const T* v, float* a, float* grad, T* dv, bool change, float* dphi,
+                                                    float* scalars, bool empty, const float* kept, int d, int from) {
     int dk = t.dk(), tokens = (t.m + t.chunk - 1) / t.chunk * t.chunk;
     float* tile = (float*)shared_floats;
     float* grad_tile = tile + dk * STRIDE;
@@ -356,10 +396,24 @@ __device__ __forceinline__ void write_backward_tile(const Tokens& t, const T* v,
     float* e = w + G * COLUMNS;
     float* den = e + G * COLUMNS;
     float *gamma = den + tokens, *b = gamma + tokens;
-    fetch_tile(tile, a, dk, d, from);
+    if (kept && empty) {
+        for (int i = threadIdx.x; i < dk * STRIDE; i += THREADS) tile[i] = 0.f;
+        clear_columns(a, dk, d, from);
+    } else {
+        fetch_tile(tile, a, dk, d, from);
+    }
     fetch_tile(grad_tile, grad, dk, d, from);
+    if (t.m <= t.chunk) load_features(t, 0, scratch, phi, den, gamma, b);
+    if (kept && !empty) {
+        // The tile is the new memory: back to the old one, here and where it lies.
+        load_taken_back(kept, t.m, tokens, d, from, x);
+        await_tiles();
+        __syncthreads();
+        update_all<G>(t, tile, phi, scratch, den, gamma, b, x, a, d, from);
+        __syncthreads();
+    }
     for (int first = 0; first < t.m; first += t.chunk) {
-        load_features(t, first, scratch, phi, den, gamma, b);
+        if (t.m > t.chunk) load_features(t, first, scratch, phi, den, gamma, b);
         await_tiles();
         __syncthreads();
 #pragma unroll 1
@@ -407,32 +461,34 @@ __device__ __forceinline__ void write_backward_tile(const Tokens& t, const T* v,
         // The next chunk's features replace these.
         if (first + t.chunk < t.m) __syncthreads();
     }
-    if (!da) return;
+    if (!change) return;
     __syncthreads();
-    update_all<G>(t, grad_tile, phi, scratch, den, gamma, b, dw, da, d, from, add);
+    update_all<G>(t, grad_tile, phi, scratch, den, gamma, b, dw, grad, d, from);
 }
 
-// Block (n, tile): dv and dA, and sums over the tile's columns of dphi [n, tile, m, dk] and of db and dden [n, tile, 2, m].
-extern "C" __global__ void __launch_bounds__(THREADS, 2) write_backward(const T* k, const T* v, const T* beta, const float* a, const float* z,
-                                                                      const float* grad, T* dv, float* da, float* dphi, float* scalars, int m,
-                                                                      int dm, int nu, int d, int chunk, bool add) {
+// Block (n, tile): dv, sums over the tile's columns of dphi [n, tile, m, dk] and of db and dden [n, tile, 2, m], and, if `change`, grad turned
+// from dA' to dA. With `kept`, a is the new memory and becomes the old one.
+extern "C" __global__ void __launch_bounds__(THREADS, 2) write_backward(const T* k, const T* v, const T* beta, float* a, const float* z, float* grad,
+                                                                      T* dv, bool change, float* dphi, float* scalars, const int* first,
+                                                                      const float* kept, int m, int dm, int nu, int d, int chunk) {
     int tiles = (d + COLUMNS - 1) / COLUMNS, tile = blockIdx.x % tiles;
     i64 n = blockIdx.x / tiles, dk = 2 * (i64)dm * nu;
     Tokens t = {k + n * m * dm, beta + n * m, z + n * dk, m, dm, nu, chunk, false}; // gamma is not needed here
     dphi += (i64)blockIdx.x * m * dk;
     scalars += (i64)blockIdx.x * 2 * m;
     a += n * dk * d, grad += n * dk * d, v += n * m * d, dv += n * m * d;
-    if (da) da += n * dk * d;
+    bool empty = first && first[n];
+    if (kept) kept += n * m * d;
     if (chunk == 4)
-        write_backward_tile<4>(t, v, a, grad, dv, da, dphi, scalars, d, tile * COLUMNS, add);
+        write_backward_tile<4>(t, v, a, grad, dv, change, dphi, scalars, empty, kept, d, tile * COLUMNS);
     else
-        write_backward_tile<8>(t, v, a, grad, dv, da, dphi, scalars, d, tile * COLUMNS, add);
+        write_backward_tile<8>(t, v, a, grad, dv, change, dphi, scalars, empty, kept, d, tile * COLUMNS);
 }
 
-// Block n: adds the tiles' sums in order, a warp for a token, and finishes dk, dbeta and dz. Shared: r and dphi of every warp, dz, dden.
-extern "C" __global__ void __launch_bounds__(THREADS) write_backward_sum(const T* k, const T* beta, const float* z, const int* first, const float* h,
-                                                                          const float* parts, const float* scalars, T* dk_out, T* dbeta, float* dz,
-                                                                          int m, int dm, int nu, int tiles, bool correction, bool add) {
+// Block n: adds the tiles' sums in order, a warp for a token, finishes dk and dbeta, and turns h from dz' to dz. Shared: r and dphi of every warp, dz, dden.
+extern "C" __global__ void __launch_bounds__(THREADS) write_backward_sum(const T* k, const T* beta, const float* z, const int* first, float* h,
+                                                                          const float* parts, const float* scalars, T* dk_out, T* dbeta, int m, int dm,
+                                                                          int nu, int tiles, bool correction) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = 2 * dm, dk = nu * width;
     i64 n = blockIdx.x;
     float* all_r = (float*)shared_floats;
@@ -467,6 +523,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) write_backward_sum(const T
             float gamma = corrected ? fminf(fmaxf(1.f - den / kk, 0.f), 1.f) : 1.f;
             for (int f = lane; f < dk; f += 32) {
                 float s = gamma * h[f] + dden * z[f];
+#pragma unroll 1
                 for (int tile = 0; tile < tiles; tile++) s += parts[((i64)tile * m + token) * dk + f];
                 dphi[f] = s;
             }
@@ -483,17 +540,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) write_backward_sum(const T
         }
         if (lane == 0) dden_of[warp] = dden;
         __syncthreads();
-        if (dz)
-            for (int f = threadIdx.x; f < dk; f += THREADS) {
-                int j = f / width + 1, c = f % width, rolled = back(c, j, width);
-                float s = dz_sum[f];
+        for (int f = threadIdx.x; f < dk; f += THREADS) {
+            int j = f / width + 1, c = f % width, rolled = back(c, j, width);
+            float s = dz_sum[f];
 #pragma unroll
-                for (int w = 0; w < WARPS; w++) s += dden_of[w] * (all_r[w * width + c] * all_r[w * width + rolled]);
-                dz_sum[f] = s;
-            }
+            for (int w = 0; w < WARPS; w++) s += dden_of[w] * (all_r[w * width + c] * all_r[w * width + rolled]);
+            dz_sum[f] = s;
+        }
         __syncthreads();
     }
-    if (!dz) return;
-    dz += n * dk;
-    for (int f = threadIdx.x; f < dk; f += THREADS) dz[f] = add ? dz[f] + dz_sum[f] : dz_sum[f];
+    for (int f = threadIdx.x; f < dk; f += THREADS) h[f] = dz_sum[f];
 }

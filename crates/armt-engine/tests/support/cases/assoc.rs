@@ -164,6 +164,61 @@ pub fn cases() -> Vec<Case> {
             });
         }
     }
+    for sizes in [[2, 3, 3, 5], [1, 17, 3, 40], [2, 6, 17, 33], [3, 4, 32, 64]] {
+        cases.push(in_place(&mut rng, sizes));
+    }
     assert!(inside > 10 && clipped > 10, "cases must exercise gamma inside its bounds ({inside} tokens) and at them ({clipped})");
     cases
+}
+
+/// Rows `rows` of the leading axis.
+fn rows_of(x: &Array, rows: std::ops::Range<usize>) -> Array {
+    let inner = x.data.len() / x.shape[0];
+    let shape = [&[rows.len()], &x.shape[1..]].concat();
+    Array { shape, data: x.data[rows.start * inner..rows.end * inner].to_vec() }
+}
+
+/// Reads and writes in place in turn, some on a part of n + 1 memories. The last write is seen by nobody, and must be taken back all the same.
+/// Inputs q of each of three reads, k, v, beta of each of three writes, A, z.
+fn in_place(rng: &mut Rng, [n, m, dm, d]: [usize; 4]) -> Case {
+    let (nu, t) = (3, 2);
+    let steps = [0..n + 1, 1..n + 1, 0..n];
+    let mut inputs: Vec<Input> = steps.iter().map(|r| normal(rng, &[r.len(), t, dm])).collect();
+    for r in &steps {
+        inputs.extend([normal(rng, &[r.len(), m, dm]), normal(rng, &[r.len(), m, d]), normal(rng, &[r.len(), m])]);
+    }
+    let (a, z) = memory(rng, n + 1, 2 * nu * dm, d);
+    inputs.extend([a, z]);
+    let naive_steps = steps.clone();
+    Case {
+        name: format!("assoc in place {} x [{m}, {dm}] of {d}", n + 1),
+        inputs,
+        run: Box::new(move |x| {
+            // A buffer of its own: the inputs are not ours to overwrite.
+            let (mut a, mut z) = (ops::scale(&x[12], 1.0)?, x[13].clone());
+            let mut seen = Vec::new();
+            for (i, rows) in steps.iter().enumerate() {
+                seen.push(ops::assoc_read_rows(&x[i], &a, &z, rows.clone(), nu, None)?);
+                let [k, v, beta] = [&x[3 + 3 * i], &x[4 + 3 * i], &x[5 + 3 * i]];
+                let w = AssocWrite { k, v, beta, a: &a, z: &z, first: None, correction: false, nu };
+                (a, z) = ops::assoc_write_in_place(w, rows.clone())?;
+            }
+            Ok(seen)
+        }),
+        naive: Box::new(move |x, _| {
+            let (mut a, mut z) = (x[12].clone(), x[13].clone());
+            let mut seen = Vec::new();
+            for (i, rows) in naive_steps.iter().enumerate() {
+                let (part_a, part_z) = (rows_of(&a, rows.clone()), rows_of(&z, rows.clone()));
+                seen.push(read(&[x[i].clone(), part_a.clone(), part_z.clone()], [rows.len(), t, dm, d], nu));
+                let inputs: Vec<Array> = x[3 + 3 * i..6 + 3 * i].iter().cloned().chain([part_a, part_z]).collect();
+                let new = write(&inputs, &inputs, [rows.len(), m, dm, d], nu, false);
+                for (whole, new) in [&mut a, &mut z].into_iter().zip(new) {
+                    let at = rows.start * (whole.data.len() / whole.shape[0]);
+                    whole.data[at..at + new.data.len()].copy_from_slice(&new.data);
+                }
+            }
+            seen
+        }),
+    }
 }

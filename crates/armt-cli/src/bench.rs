@@ -1,0 +1,116 @@
+//! `armt bench`: how fast this machine reads and trains.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use armt::bench::{Timing, Work, Workload, run as measure};
+use armt::engine::{CpuReport, Device};
+use armt::schedule::Backprop;
+use clap::Args;
+use serde_json::json;
+
+use crate::device::DeviceArgs;
+
+#[derive(Args)]
+#[command(after_help = "Workloads:
+  w1  read, GPT-2 shape (12 layers, width 768, segments of 512)
+  w2  train on retrieval shape (4 layers, width 128, segments of 6)
+  w3  read, small (6 layers, width 256, segments of 256)
+  w4  train on BABILong shape (8 layers, width 384, segments of 512)
+
+Examples:
+  armt bench w3 --device cpu
+  armt bench all --json bench.json
+  armt bench w1 --segments 97657 --repeats 1")]
+pub struct BenchArgs {
+    /// Workloads: w1, w2, w3, w4 or all.
+    #[arg(default_value = "all", value_delimiter = ',')]
+    workloads: Vec<String>,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Timed repetitions, after two for warming up.
+    #[arg(long, default_value_t = 10)]
+    repeats: usize,
+    /// Another number of segments.
+    #[arg(long)]
+    segments: Option<usize>,
+    /// Another number of texts side by side.
+    #[arg(long)]
+    batch: Option<usize>,
+    /// Another number of layers.
+    #[arg(long)]
+    layers: Option<usize>,
+    /// Training keeps only the inputs of each block and computes it again on the way back.
+    #[arg(long)]
+    recompute: bool,
+    /// Where to write the figures as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+pub fn run(args: &BenchArgs) -> Result<ExitCode> {
+    let (device, dtype) = args.device.open()?;
+    let all = ["w1", "w2", "w3", "w4"].map(String::from);
+    let names = if args.workloads.iter().any(|w| w == "all") { all.to_vec() } else { args.workloads.clone() };
+    let mut workloads = Vec::new();
+    for name in &names {
+        let Some(mut workload) = Workload::named(name, device.is_cuda()) else {
+            bail!("{name}: expected w1, w2, w3, w4 or all");
+        };
+        workload.segments = args.segments.unwrap_or(workload.segments);
+        workload.batch = args.batch.unwrap_or(workload.batch);
+        workload.layers = args.layers.unwrap_or(workload.layers);
+        if [workload.segments, workload.batch, workload.layers].contains(&0) {
+            bail!("expected at least one segment, text and layer, got 0");
+        }
+        workloads.push(workload);
+    }
+    let machine = machine(&device)?;
+    crate::say(format_args!("{machine}, {dtype}"))?;
+    let backprop = Backprop { recompute: args.recompute, ..Backprop::default() };
+    let mut timings = Vec::new();
+    for workload in &workloads {
+        let timing = measure(workload, args.repeats, backprop, (dtype, &device), &mut |_| ControlFlow::Continue(()))?;
+        crate::say(format_args!("{}", line(&timing)))?;
+        timings.push(timing);
+        device.trim();
+    }
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&json!({"machine": machine, "timings": timings}))?;
+        std::fs::write(path, text + "\n").map_err(|e| anyhow::anyhow!("{}: {e}", path.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What was measured on.
+fn machine(device: &Device) -> Result<String> {
+    Ok(match device {
+        Device::Cpu => {
+            let cpu = CpuReport::new();
+            format!("cpu, {} threads, {}", cpu.threads, cpu.vectors)
+        }
+        Device::Cuda(cuda) => cuda.report()?.device,
+    })
+}
+
+/// One workload's figures.
+fn line(t: &Timing) -> String {
+    let (least, most) = t.seconds.iter().fold((f64::MAX, 0f64), |(a, b), s| (a.min(*s), b.max(*s)));
+    let rate = match t.workload.work {
+        Work::Read => format!("{:>10.0} tokens/s", t.tokens_per_second),
+        Work::Train => format!("{:>10.1} ms/step", t.ms_per_step),
+    };
+    format!(
+        "{}  {rate}   {:.1} to {:.1} ms in {} runs   peak {:.2} GiB   {:.1} of {:.1} TFLOP/s   first after {:.1} s",
+        t.workload.name,
+        1e3 * least,
+        1e3 * most,
+        t.seconds.len(),
+        t.peak_bytes as f64 / f64::from(1 << 30),
+        t.tflops[0],
+        t.tflops[1],
+        t.first_seconds,
+    )
+}

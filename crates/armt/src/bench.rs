@@ -1,0 +1,246 @@
+//! The workloads that every speed figure of this project is for, run through the reader and the training step that everybody uses.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use armt_engine::optim::{AdamW, Group, Settings};
+use armt_engine::{DType, Device, Param, Tensor, ops};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::config::{Alignment, Associative, Config, MemoryConfig, ModelType};
+use crate::error::{Error, Result};
+use crate::memory::MemoryState;
+use crate::model::{Model, Targets};
+use crate::random::Random;
+use crate::reader::Reader;
+use crate::schedule::{Backprop, Choice};
+use crate::segment::Batch;
+use crate::tasks::Example;
+use crate::train::Stepper;
+
+/// What is done with the texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Work {
+    /// They are read into a memory.
+    Read,
+    /// A training step: back through all segments, loss on the last.
+    Train,
+}
+
+/// A model with GPT-2 blocks, and texts of some segments.
+#[derive(Clone, Debug, Serialize)]
+pub struct Workload {
+    /// Its name.
+    pub name: String,
+    /// What is done.
+    pub work: Work,
+    /// Width of the residual stream.
+    pub width: usize,
+    /// Layers.
+    pub layers: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Text tokens of a segment.
+    pub segment: usize,
+    /// Memory tokens.
+    pub tokens: usize,
+    /// Width of memory keys.
+    pub d_mem: usize,
+    /// Vocabulary.
+    pub vocab: usize,
+    /// Texts side by side.
+    pub batch: usize,
+    /// Segments of each text.
+    pub segments: usize,
+}
+
+impl Workload {
+    /// One of the project's four, by name; `None` for another name. The second has other texts on the CPU.
+    pub fn named(name: &str, cuda: bool) -> Option<Self> {
+        let of = |name: &str, work, [width, layers, heads, segment, tokens, d_mem, vocab, batch, segments]: [usize; 9]| Workload {
+            name: name.into(),
+            work,
+            width,
+            layers,
+            heads,
+            segment,
+            tokens,
+            d_mem,
+            vocab,
+            batch,
+            segments,
+        };
+        let (batch, segments) = if cuda { (512, 51) } else { (64, 11) };
+        Some(match name {
+            "w1" => of("w1", Work::Read, [768, 12, 12, 512, 16, 64, 50257, 1, 200]),
+            "w2" => of("w2", Work::Train, [128, 4, 4, 6, 4, 32, 128, batch, segments]),
+            "w3" => of("w3", Work::Read, [256, 6, 8, 256, 16, 64, 8192, 1, 40]),
+            "w4" => of("w4", Work::Train, [384, 8, 6, 512, 16, 64, 8192, 32, 8]),
+            _ => return None,
+        })
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> Config {
+        let memory =
+            Associative { tokens: self.tokens, d_mem: self.d_mem, nu: 3, correction: true, wrap_pos: false, memory_layers: None };
+        Config {
+            model_type: ModelType::Armt,
+            segment_size: self.segment,
+            segment_alignment: Alignment::Left,
+            memory: MemoryConfig::Associative(memory),
+            backbone: json!({
+                "model_type": "gpt2", "vocab_size": self.vocab, "n_positions": self.segment + self.tokens,
+                "n_embd": self.width, "n_layer": self.layers, "n_head": self.heads,
+            }),
+        }
+    }
+
+    /// Text tokens of one repetition.
+    pub fn text_tokens(&self) -> usize {
+        self.batch * self.segments * self.segment
+    }
+
+    /// Operations of one repetition's matrix products: the block's four and the memory's maps, reads and recalls.
+    pub fn operations(&self) -> f64 {
+        let (d, dm, dk) = (self.width as f64, self.d_mem as f64, 6.0 * self.d_mem as f64);
+        let rows = (self.batch * self.segments * (self.segment + self.tokens)) as f64;
+        let written = (self.batch * self.segments * self.tokens) as f64;
+        let attention = 2.0 * 2.0 * d * (self.segment + self.tokens) as f64 / 2.0;
+        let row = 2.0 * 12.0 * d * d + attention + 2.0 * d * dm + 2.0 * dk * d;
+        let token = 2.0 * d * (dm + d) + 4.0 * dk * d;
+        let forward = self.layers as f64 * (rows * row + written * token);
+        match self.work {
+            Work::Read => forward,
+            Work::Train => 3.0 * forward,
+        }
+    }
+}
+
+/// How long a workload took.
+#[derive(Clone, Debug, Serialize)]
+pub struct Timing {
+    /// The workload.
+    pub workload: Workload,
+    /// Numbers that were computed with.
+    pub dtype: String,
+    /// How gradients went back.
+    pub recompute: bool,
+    /// Seconds of each repetition, in their order.
+    pub seconds: Vec<f64>,
+    /// Text tokens in a second, at the median.
+    pub tokens_per_second: f64,
+    /// Milliseconds of a repetition, the median.
+    pub ms_per_step: f64,
+    /// Most bytes that tensors took at one time.
+    pub peak_bytes: usize,
+    /// Rate of the workload's matrix products over all its time, in TFLOP/s, and that of a product of the block's shape alone.
+    pub tflops: [f64; 2],
+    /// Seconds from the start to the end of the first repetition, everything compiled and planned.
+    pub first_seconds: f64,
+}
+
+/// Runs a workload: once or twice for warming up, then `repeats` times. `each` hears of every repetition's seconds and may end it.
+pub fn run(
+    workload: &Workload,
+    repeats: usize,
+    backprop: Backprop,
+    (dtype, device): (DType, &Device),
+    each: &mut dyn FnMut(f64) -> ControlFlow<()>,
+) -> Result<Timing> {
+    if repeats == 0 {
+        return Err(Error::Argument("expected at least one repetition, got 0".into()));
+    }
+    let start = Instant::now();
+    let model = Model::fresh(workload.config(), 1, dtype, device)?;
+    let mut random = Random::new(2);
+    let ids: Vec<i32> = (0..workload.text_tokens()).map(|_| random.below(workload.vocab) as i32).collect();
+    device.reset_peak();
+    let mut repeat: Box<dyn FnMut() -> Result<()>> = match workload.work {
+        Work::Read => Box::new(|| read(&model, workload, &ids)),
+        Work::Train => {
+            let params: Vec<Param> = model.params().into_iter().cloned().collect();
+            let optimizer = AdamW::new(vec![Group { params, weight_decay: 0.01, rate: 1.0 }], Settings::default())?;
+            let mut stepper = Stepper::new(&model, optimizer, backprop, Choice::Auto)?;
+            let example = example(workload, &ids);
+            Box::new(move || stepper.step(&example, 1, 1e-4).map(|_| ()))
+        }
+    };
+    repeat()?;
+    let first_seconds = start.elapsed().as_secs_f64();
+    repeat()?;
+    let mut seconds = Vec::with_capacity(repeats);
+    for _ in 0..repeats {
+        let start = Instant::now();
+        repeat()?;
+        device.synchronize()?;
+        seconds.push(start.elapsed().as_secs_f64());
+        if each(start.elapsed().as_secs_f64()).is_break() {
+            break;
+        }
+    }
+    drop(repeat);
+    let peak_bytes = device.pool_stats().peak_bytes;
+    let median = median(&seconds);
+    Ok(Timing {
+        workload: workload.clone(),
+        dtype: dtype.to_string(),
+        recompute: backprop.recompute,
+        seconds,
+        tokens_per_second: workload.text_tokens() as f64 / median,
+        ms_per_step: 1e3 * median,
+        peak_bytes,
+        tflops: [workload.operations() / median / 1e12, ceiling(workload, dtype, device)?],
+        first_seconds,
+    })
+}
+
+/// The middle one, or the mean of the middle two.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let n = sorted.len();
+    if n == 0 { f64::NAN } else { (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0 }
+}
+
+/// Reads all texts from an empty memory.
+fn read(model: &Model, workload: &Workload, ids: &[i32]) -> Result<()> {
+    let mut reader = Reader::new(model, MemoryState::empty(model, workload.batch)?)?;
+    reader.read(&mut ids.iter().map(|id| Ok(*id)), &mut |_| ControlFlow::Continue(()))?;
+    Ok(())
+}
+
+/// A batch whose last segment is asked for.
+fn example(workload: &Workload, ids: &[i32]) -> Example {
+    let length = workload.segments * workload.segment;
+    let asked = |i: usize| i % length >= length - workload.segment;
+    let next = (0..ids.len()).map(|i| if asked(i) { ids[i] } else { -1 }).collect();
+    Example { batch: Batch { ids: ids.to_vec(), batch: workload.batch, mask: None }, targets: Targets { next } }
+}
+
+/// TFLOP/s of the block's widest product with all layers batched, alone.
+fn ceiling(workload: &Workload, dtype: DType, device: &Device) -> Result<f64> {
+    let (l, d) = (workload.layers, workload.width);
+    let rows = workload.batch * (workload.segment + workload.tokens);
+    let mut random = Random::new(3);
+    let mut fill = |shape: [usize; 3]| -> Result<Tensor> {
+        let data: Vec<f32> = (0..shape.iter().product()).map(|_| random.normal() as f32).collect();
+        Ok(ops::cast(&Tensor::from_slice(&data, shape, device)?, dtype)?)
+    };
+    let (x, w) = (fill([l, rows, d])?, fill([l, d, 4 * d])?);
+    let operations = 2.0 * (l * rows) as f64 * (4 * d * d) as f64;
+    let times = if device.is_cuda() { 50 } else { 3 };
+    let mut rates = Vec::new();
+    for _ in 0..5 {
+        device.synchronize()?;
+        let start = Instant::now();
+        for _ in 0..times {
+            ops::matmul(&x, &w)?;
+        }
+        device.synchronize()?;
+        rates.push(f64::from(times) * operations / start.elapsed().as_secs_f64() / 1e12);
+    }
+    Ok(median(&rates[1..]))
+}

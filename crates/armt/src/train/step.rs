@@ -1,0 +1,106 @@
+//! One step of training: gradients of all parts of a batch, then the update.
+//!
+//! On CUDA a step of a shape that comes a second time is recorded as a graph, and from then on replayed: only the texts and the optimizer's
+//! few numbers are copied to the device. Graphs of different shapes share their buffers.
+
+use std::collections::HashMap;
+
+use armt_engine::optim::AdamW;
+use armt_engine::{Graph, Tape, Tensor, Workspace, ops};
+
+use crate::error::{Error, Result};
+use crate::memory::MemoryState;
+use crate::model::{Draft, DraftShape, Lesson, Model, Targets};
+use crate::schedule::{Backprop, Choice};
+use crate::segment::Batch;
+use crate::tasks::Example;
+
+/// Makes steps of one model.
+pub struct Stepper<'m> {
+    model: &'m Model,
+    optimizer: AdamW,
+    backprop: Backprop,
+    schedule: Choice,
+    /// The loss of the last step, f32 `[1]`.
+    loss: Tensor,
+    shapes: HashMap<Vec<DraftShape>, Shape>,
+    // Dropped after the graphs that live in it.
+    workspace: Workspace,
+}
+
+/// What is kept for steps of one shape.
+struct Shape {
+    lessons: Vec<Lesson>,
+    graph: Option<Graph>,
+}
+
+impl<'m> Stepper<'m> {
+    /// Steps of `model` with an optimizer of its parameters.
+    pub fn new(model: &'m Model, optimizer: AdamW, backprop: Backprop, schedule: Choice) -> Result<Self> {
+        let device = model.device();
+        let (loss, workspace) = (Tensor::from_slice(&[0f32], [1], device)?, Workspace::new(device));
+        Ok(Stepper { model, optimizer, backprop, schedule, loss, shapes: HashMap::new(), workspace })
+    }
+
+    /// The optimizer.
+    pub fn optimizer(&self) -> &AdamW {
+        &self.optimizer
+    }
+
+    /// One step on a batch that is computed in `parts` equal parts, with learning rate `rate`. Gives the mean loss, after the update: one
+    /// that is not finite has spoiled the parameters.
+    pub fn step(&mut self, example: &Example, parts: usize, rate: f32) -> Result<f32> {
+        let drafts = (0..parts).map(|part| {
+            let (batch, targets) = slice(example, part, parts);
+            Draft::new(self.model, &batch, &targets)
+        });
+        let drafts = drafts.collect::<Result<Vec<_>>>()?;
+        let key: Vec<DraftShape> = drafts.iter().map(Draft::shape).collect();
+        self.optimizer.prepare(rate)?;
+        let shape = match self.shapes.remove(&key) {
+            None => {
+                let lessons = drafts.iter().map(|draft| Lesson::new(self.model, draft)).collect::<Result<_>>()?;
+                Shape { lessons, graph: None }
+            }
+            Some(mut shape) => {
+                shape.lessons.iter().zip(&drafts).try_for_each(|(lesson, draft)| lesson.fill(self.model, draft))?;
+                if self.model.device().is_cuda() && shape.graph.is_none() && self.model.has_fixed_steps() {
+                    let body = || self.body(&shape.lessons).map_err(Error::into_engine);
+                    shape.graph = Some(self.workspace.record(body)?.0);
+                }
+                shape
+            }
+        };
+        match &shape.graph {
+            Some(graph) => graph.replay()?,
+            None => self.workspace.run(|| self.body(&shape.lessons).map_err(Error::into_engine))?,
+        }
+        self.shapes.insert(key, shape);
+        Ok(self.loss.item()?)
+    }
+
+    /// What a step does on the device, from the lessons to the updated parameters.
+    fn body(&self, lessons: &[Lesson]) -> Result<()> {
+        self.optimizer.zero_grad()?;
+        self.loss.fill_zero()?;
+        let share = 1.0 / lessons.len() as f32;
+        for lesson in lessons {
+            let tape = Tape::new();
+            let state = MemoryState::empty(self.model, lesson.inputs.batch)?;
+            let (loss, _) = self.model.lesson_loss(&tape, lesson, &state, self.schedule, self.backprop)?;
+            let loss = ops::scale(&loss, share)?;
+            tape.backward(&loss)?;
+            self.loss.copy_from(&ops::add(&self.loss, &loss.detach())?)?;
+        }
+        Ok(self.optimizer.apply()?)
+    }
+}
+
+/// Part `part` of `parts` of a batch.
+fn slice(example: &Example, part: usize, parts: usize) -> (Batch, Targets) {
+    let Batch { ids, batch, mask } = &example.batch;
+    let (rows, width) = (batch / parts, ids.len() / batch);
+    let range = part * rows * width..(part + 1) * rows * width;
+    let batch = Batch { ids: ids[range.clone()].to_vec(), batch: rows, mask: mask.as_ref().map(|m| m[range.clone()].to_vec()) };
+    (batch, Targets { next: example.targets.next[range].to_vec() })
+}
