@@ -2,14 +2,17 @@
 //!
 //! One kernel makes the normalised features qn = phi(q) / (z . phi(q) + eps), and a batched product adds qn A to the residual. Dividing
 //! before the product rather than after lets the residual ride in it. qn is made again in the backward pass: it is nu times 2
-//! as wide as q. With bf16 queries on CUDA the product is one of bf16 operands, with A rounded for it; A itself stays f32.
+//! as wide as q. With bf16 queries on CUDA the product is one of bf16 operands, with A rounded for it; A itself stays f32. A few queries of
+//! many memories, as small segments in training have them, are served by kernels that walk over A once, in f32.
 
 use std::ops::Range;
 
+use super::assoc_cut::{Cut, Held};
 use super::dpfp::feature_width;
 use super::matmul::{Linear, Sizes, forward, multiply};
 use super::{cast, cuda_of, to_f32, via_f32};
-use crate::cpu::assoc as cpu;
+use crate::cpu::assoc::{self as cpu, WriteSizes};
+use crate::cuda::CudaDevice;
 use crate::error::{Error, Result};
 use crate::tape::{Backward, Grads, Target, record};
 use crate::tensor::{DType, Shape, Tensor};
@@ -18,6 +21,8 @@ const OP: &str = "assoc_read";
 
 /// Queries that one block of the read kernels takes, a warp each.
 const ROWS: usize = 4;
+/// Most queries of a memory that a walk over A serves better than products do.
+const FEW: usize = 16;
 
 /// Reads the memory A `[.., dk, d]`, z `[.., dk]` (f32) with raw queries q = W_Q x `[.., T, dm]`; the result, plus `residual` if given,
 /// is `[.., T, d]` in q's type. dk = 2 nu dm. Leading axes must agree; anything else is an error.
@@ -91,8 +96,14 @@ fn read(
     let sizes = Sizes { batch: z.elements() / dk, m: t, n: d, k: dk };
     let read = Read { q: q.detach(), a: a.clone(), z: z.clone(), rows, nu, sizes };
     let y = Tensor::uninit(shape, q.dtype(), q.device())?; // [.., T, d]
-    let qn = read.features()?;
-    forward(&qn, &read.rounded_memory()?, &Linear { residual, ..Linear::default() }, read.sizes, &y, None)?;
+    if let Some((cuda, cut)) = read.few(0)? {
+        let launch = cut.launch(cuda, q.dtype(), "read_few")?.arg(q).arg(a).arg(z).arg(residual).arg(&y);
+        let launch = launch.arg(t as i32).arg(dm as i32).arg(nu as i32).arg(d as i32);
+        launch.arg(cut.buffers as i32).run()?;
+    } else {
+        let qn = read.features()?;
+        forward(&qn, &read.rounded_memory()?, &Linear { residual, ..Linear::default() }, read.sizes, &y, None)?;
+    }
     let inputs: Vec<&Tensor> = [Some(q), Some(whole_a), Some(whole_z), residual].into_iter().flatten().collect();
     Ok(record(&inputs, y, || ReadBackward { read, has_residual: residual.is_some() }))
 }
@@ -109,6 +120,19 @@ struct Read {
 }
 
 impl Read {
+    /// How a kernel that walks over A once goes about it, where that is faster than products: for a few queries of each of many memories.
+    /// It holds `features` rows of features for each query.
+    fn few(&self, features: usize) -> Result<Option<(&CudaDevice, Cut)>> {
+        let Sizes { batch, m, n: d, .. } = self.sizes;
+        // In bf16 products of a rounded A are faster still.
+        let few = self.q.dtype() == DType::F32 && m <= FEW;
+        let Some(cuda) = cuda_of(&self.q).filter(|cuda| few && batch >= cuda.multiprocessors()) else { return Ok(None) };
+        let sizes = WriteSizes { n: batch, m, dm: self.q.shape().last(), d, nu: self.nu };
+        let cut = Cut::new(cuda, sizes, Held { tiles: 1, rows: features, features });
+        // A memory too wide for it takes the general way.
+        Ok(cut.ok().filter(|cut| cut.splits == 1).map(|cut| (cuda, cut)))
+    }
+
     /// This part of a gradient of the whole memory, to be added to.
     fn target(&self, target: Target) -> Result<Target> {
         if self.rows.is_some() && !target.accumulate {
@@ -180,6 +204,18 @@ impl Backward for ReadBackward {
         let dy = grads.output(0)?; // [.., T, d]
         let read = &self.read;
         let Sizes { batch, m: t, n: d, k: dk } = read.sizes;
+        if let Some((cuda, cut)) = read.few(1)? {
+            let da = grads.target(1)?.map(|target| read.target(target)).transpose()?;
+            let dz = grads.target(2)?.map(|target| read.target(target)).transpose()?;
+            let dq = Tensor::uninit(read.q.shape(), read.q.dtype(), read.q.device())?;
+            let launch = cut.launch(cuda, read.q.dtype(), "read_few_backward")?.arg(&read.q).arg(&read.a).arg(&read.z).arg(&dy);
+            let launch = launch.arg(&dq).arg(da.as_ref().map(|t| &t.tensor)).arg(dz.as_ref().map(|t| &t.tensor));
+            let launch = launch.arg(t as i32).arg(read.q.shape().last() as i32).arg(read.nu as i32).arg(d as i32);
+            let launch = launch.arg(cut.buffers as i32);
+            launch.arg(da.is_some_and(|t| t.accumulate)).arg(dz.is_some_and(|t| t.accumulate)).run()?;
+            grads.give(0, dq)?;
+            return if self.has_residual { grads.give(3, dy) } else { Ok(()) };
+        }
         let qn = read.features()?;
         if let Some(target) = grads.target(1)? {
             let target = read.target(target)?;

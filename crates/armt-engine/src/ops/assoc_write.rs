@@ -12,11 +12,12 @@
 //! back, A = A' - sum_i phi_i (x) x_i, from the small x_i = b_i u_i that it kept. A memory of any number of segments is then one buffer. What
 //! was empty becomes exactly zero again: its denominators are eps, which would blow the rounding up.
 //!
-//! Everything is local to a column of A but for sums over columns in dphi, dbeta and dden. On CUDA a block takes a tile of columns, reads
-//! it once, and leaves partial sums that a second kernel adds in order: no atomics, the same bits in every run.
+//! Everything is local to a column of A but for sums over columns in dphi, dbeta and dden. On CUDA a block walks over tiles of columns, reads
+//! each once, and leaves sums that a second kernel adds in order: no atomics, the same bits in every run.
 
 use std::ops::Range;
 
+use super::assoc_cut::{Cut, Held};
 use super::assoc_read::{expect_rows, part};
 use super::dpfp::feature_width;
 use super::{copy_of, cuda_of, to_f32, via_f32};
@@ -149,48 +150,6 @@ struct Saved {
     x: Option<Tensor>,
 }
 
-/// How the CUDA kernels cut a write. `assoc.cu` lays its shared memory out by the same numbers.
-struct Cut {
-    /// Columns of A a block takes; the kernels are compiled for it.
-    columns: usize,
-    /// Blocks a memory.
-    tiles: usize,
-    /// Tokens whose features are in shared memory at once.
-    chunk: usize,
-    /// Bytes of shared memory a block.
-    shared: usize,
-}
-
-impl Cut {
-    /// A cut that fits into `limit` bytes, for a kernel that holds `held` tiles and, of every token, `rows` rows as wide as a tile.
-    /// Narrower tiles mean smaller loads and more partial sums: they are taken only where wider ones do not fit.
-    fn new(s: WriteSizes, held: usize, rows: usize, limit: usize) -> Result<Self> {
-        let chunk = [4, 8, 16].into_iter().find(|c| *c >= s.m).unwrap_or(16);
-        let group = chunk.min(8);
-        let tokens = s.m.next_multiple_of(chunk);
-        let stride = if chunk == 4 { 4 } else { chunk + 4 };
-        let bytes = |columns: usize| {
-            let scratch = (chunk * 2 * s.dm).max(8 * group * columns);
-            4 * (held * s.dk() * (columns + 4)
-                + s.dk() * stride
-                + scratch
-                + rows * tokens * columns
-                + 2 * group * columns
-                + 3 * tokens)
-        };
-        // Two blocks a multiprocessor hide each other's loads; the system takes a kilobyte of each.
-        let pair = limit / 2 - 1024;
-        let wide = [32, 16].into_iter().find(|c| bytes(*c) <= pair);
-        let columns = wide.or_else(|| [32, 16, 8].into_iter().find(|c| bytes(*c) <= limit)).ok_or_else(|| {
-            let needed = bytes(8);
-            let message =
-                format!("{} tokens of {} features need {needed} bytes of shared memory, this GPU has {limit}", s.m, s.dk());
-            Error::argument(OP, message)
-        })?;
-        Ok(Cut { columns, tiles: s.d.div_ceil(columns), chunk, shared: bytes(columns) })
-    }
-}
-
 impl Saved {
     fn forward(&self, a: &Tensor, z: &Tensor) -> Result<()> {
         let Some(cuda) = cuda_of(&self.k) else {
@@ -204,14 +163,13 @@ impl Saved {
             });
         };
         let s = self.sizes;
-        let cut = Cut::new(s, 1, 1, cuda.shared_limit())?;
-        let launch = cuda.kernel_with("assoc", self.k.dtype(), &[("C_COLUMNS", cut.columns)], "write")?;
-        let launch = launch.grid(s.n * cut.tiles, 1, 1).shared(cut.shared);
+        let cut = Cut::new(cuda, s, Held { tiles: 1, rows: 1, features: 0 })?;
+        let launch = cut.launch(cuda, self.k.dtype(), "write")?;
         let launch =
             launch.arg(&self.k).arg(&self.v).arg(&self.beta).arg(&self.a).arg(&self.z).arg(self.first.as_ref()).arg(a).arg(z);
         let launch = launch.arg(self.x.as_ref());
-        let launch = launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32).arg(cut.chunk as i32);
-        launch.arg(self.correction).run()
+        let launch = launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32);
+        launch.arg(cut.splits as i32).arg(cut.buffers as i32).arg(self.correction).run()
     }
 
     /// Puts the old memory back where it was.
@@ -224,11 +182,11 @@ impl Saved {
             });
         };
         let s = self.sizes;
-        let cut = Cut::new(s, 1, 1, cuda.shared_limit())?;
-        let launch = cuda.kernel_with("assoc", self.k.dtype(), &[("C_COLUMNS", cut.columns)], "write_undo")?;
-        let launch = launch.grid(s.n * cut.tiles, 1, 1).shared(cut.shared).arg(&self.k).arg(&self.beta).arg(&self.z);
+        let cut = Cut::new(cuda, s, Held { tiles: 1, rows: 1, features: 0 })?;
+        let launch = cut.launch(cuda, self.k.dtype(), "write_undo")?.arg(&self.k).arg(&self.beta).arg(&self.z);
         let launch = launch.arg(self.first.as_ref()).arg(x).arg(&self.a);
-        launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32).arg(cut.chunk as i32).run()
+        let launch = launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32);
+        launch.arg(cut.splits as i32).arg(cut.buffers as i32).run()
     }
 
     /// Calls `f` with host slices of the operands.
@@ -248,23 +206,23 @@ impl Saved {
     /// dk, dv and dbeta, and g and h turned into the gradients of A and z. Without `update`, g stays as it was.
     fn backward_on(&self, cuda: &CudaDevice, [g, h]: [&Tensor; 2], [dk, dv, dbeta]: [&Tensor; 3], update: bool) -> Result<()> {
         let s = self.sizes;
-        let cut = Cut::new(s, 2, 2, cuda.shared_limit())?;
+        let cut = Cut::new(cuda, s, Held { tiles: 2, rows: 2, features: 0 })?;
         let (dtype, device) = (self.k.dtype(), self.k.device());
-        // Sums over a tile's columns: of dphi, and of db and dden.
-        let features = Tensor::uninit([s.n, cut.tiles, s.m, s.dk()], DType::F32, device)?;
-        let scalars = Tensor::uninit([s.n, cut.tiles, 2, s.m], DType::F32, device)?;
-        let launch = cuda.kernel_with("assoc", dtype, &[("C_COLUMNS", cut.columns)], "write_backward")?;
-        let launch = launch.grid(s.n * cut.tiles, 1, 1).shared(cut.shared);
+        // Sums over a split's columns: of dphi, and of db and dden.
+        let features = Tensor::uninit([s.n, cut.splits, s.m, s.dk()], DType::F32, device)?;
+        let scalars = Tensor::uninit([s.n, cut.splits, 2, s.m], DType::F32, device)?;
+        let launch = cut.launch(cuda, dtype, "write_backward")?;
         let launch = launch.arg(&self.k).arg(&self.v).arg(&self.beta).arg(&self.a).arg(&self.z).arg(g);
         let launch = launch.arg(dv).arg(update).arg(&features).arg(&scalars).arg(self.first.as_ref()).arg(self.x.as_ref());
-        launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32).arg(cut.chunk as i32).run()?;
+        let launch = launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32);
+        launch.arg(cut.splits as i32).arg(cut.buffers as i32).run()?;
 
         let shared = 4 * (8 * (2 * s.dm + s.dk()) + s.dk() + 8);
-        let launch = cuda.kernel_with("assoc", dtype, &[("C_COLUMNS", cut.columns)], "write_backward_sum")?;
+        let launch = cuda.kernel_with("assoc", dtype, &cut.defines(), "write_backward_sum")?;
         let launch = launch.grid(s.n, 1, 1).shared(shared);
         let launch = launch.arg(&self.k).arg(&self.beta).arg(&self.z).arg(self.first.as_ref()).arg(h).arg(&features).arg(&scalars);
         let launch = launch.arg(dk).arg(dbeta);
-        let launch = launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(cut.tiles as i32);
+        let launch = launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(cut.splits as i32);
         launch.arg(self.correction).run()
     }
 }

@@ -6,6 +6,7 @@
 //! bf16 tensors are computed with on CUDA (sums in f32). On the CPU bf16 is a storage type: operations cast to f32 and back.
 
 mod activation;
+mod assoc_cut;
 mod assoc_read;
 mod assoc_write;
 mod attention;

@@ -101,6 +101,10 @@ pub fn cases() -> Vec<Case> {
         ([2, 17, 17, 65], 2),
         ([3, 1, 3, 1], 2),
         ([2, 33, 32, 64], 3),
+        // Few queries of many memories.
+        ([134, 1, 3, 5], 3),
+        ([133, 6, 3, 36], 3),
+        ([133, 13, 3, 9], 1),
     ] {
         for residual in [false, true] {
             let (a, z) = memory(&mut rng, n, 2 * nu * dm, d);
@@ -164,7 +168,7 @@ pub fn cases() -> Vec<Case> {
             });
         }
     }
-    for sizes in [[2, 3, 3, 5], [1, 17, 3, 40], [2, 6, 17, 33], [3, 4, 32, 64]] {
+    for sizes in [[2, 3, 3, 5], [1, 17, 3, 40], [2, 6, 17, 33], [3, 4, 32, 64], [265, 2, 3, 36], [140, 5, 3, 36]] {
         cases.push(in_place(&mut rng, sizes));
     }
     assert!(inside > 10 && clipped > 10, "cases must exercise gamma inside its bounds ({inside} tokens) and at them ({clipped})");
