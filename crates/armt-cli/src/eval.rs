@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use armt::eval::retrieval::{Point, Report, curve};
-use armt::tasks::retrieval::{Retrieval, Setting};
+use armt::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -44,6 +44,9 @@ pub struct EvalArgs {
     /// Symbols of a value.
     #[arg(long, value_name = "V", default_value = "1", value_parser = positive)]
     value_size: usize,
+    /// Different symbols that keys and values are made of, 2 to 100.
+    #[arg(long, value_name = "N", default_value_t = SYMBOLS)]
+    symbols: usize,
     /// Texts for each number of pairs.
     #[arg(long, value_name = "N", default_value = "1000", value_parser = positive)]
     samples: usize,
@@ -132,7 +135,7 @@ impl EvalArgs {
                 "--value-size {value_size}: the model's segments of {segment} tokens have no room for a key, a value and two marks"
             ),
         };
-        Ok(Retrieval { setting, key_size, value_size })
+        Ok(Retrieval { setting, key_size, value_size, symbols: self.symbols })
     }
 }
 

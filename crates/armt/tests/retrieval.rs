@@ -15,10 +15,10 @@ use armt::model::Model;
 use armt::random::Random;
 use armt::schedule::Choice;
 use armt::segment::Batch;
-use armt::tasks::retrieval::{Retrieval, Setting, VOCAB};
+use armt::tasks::retrieval::{Retrieval, SYMBOLS, Setting, VOCAB};
 use serde_json::json;
 
-const TASK: Retrieval = Retrieval { setting: Setting::Remember, key_size: 2, value_size: 2 };
+const TASK: Retrieval = Retrieval { setting: Setting::Remember, key_size: 2, value_size: 2, symbols: SYMBOLS };
 
 fn model(memory: MemoryConfig, seed: u64) -> Model {
     let backbone = json!({"model_type": "gpt_neox", "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 16,

@@ -15,7 +15,7 @@ use crate::random::Random;
 use crate::schedule::Choice;
 use crate::segment::Segment;
 use crate::tasks::Example;
-use crate::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
+use crate::tasks::retrieval::{Retrieval, Setting};
 
 /// How well a model answers about one number of pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -149,7 +149,7 @@ pub fn curve(
     if samples == 0 || batch == 0 {
         return Err(Error::Argument(format!("expected at least 1 sample in batches of at least 1, got {samples} and {batch}")));
     }
-    let values = SYMBOLS.saturating_pow(task.value_size as u32);
+    let values = task.values();
     let mut points = Vec::with_capacity(pairs.len());
     for &n in pairs {
         // Hashed, since generators of nearby seeds may be shifts of one another.
