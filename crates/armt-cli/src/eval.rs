@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use armt::eval::retrieval::{Point, Report, curve};
 use armt::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
+use armt::train::run_folder::trained_pairs;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -56,6 +57,15 @@ pub struct EvalArgs {
     /// Equal seeds give equal texts.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
+    /// What tables and plots shall call the model.
+    #[arg(long)]
+    name: Option<String>,
+    /// Most pairs that the model was trained on; if not given, what the log of its run says.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    trained_pairs: Option<usize>,
+    /// Minutes that its training took on a GPU.
+    #[arg(long, value_name = "MINUTES", value_parser = time)]
+    minutes: Option<f64>,
     /// File to write the report to, in JSON.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -74,6 +84,11 @@ fn positive(text: &str) -> Result<usize, String> {
     text.trim().parse().ok().filter(|n| *n > 0).ok_or_else(|| "expected a whole number of at least 1".into())
 }
 
+/// A time above 0.
+fn time(text: &str) -> Result<f64, String> {
+    text.trim().parse().ok().filter(|t: &f64| t.is_finite() && *t > 0.0).ok_or_else(|| "expected a number above 0".into())
+}
+
 pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     expect_model(&args.model)?;
     if let Some(out) = &args.out {
@@ -84,9 +99,13 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     let pairs = args.pairs.clone().unwrap_or_else(|| PAIRS.into_iter().filter(|n| task.check(*n).is_ok()).collect());
     let mut report = Report {
         model: args.model.display().to_string(),
+        name: args.name.clone(),
+        trained_pairs: args.trained_pairs.or_else(|| trained_pairs(&args.model)),
+        minutes: args.minutes,
         task: task.setting,
         key_size: task.key_size,
         value_size: task.value_size,
+        symbols: task.symbols,
         samples: args.samples,
         batch: args.batch,
         seed: args.seed,

@@ -15,7 +15,7 @@ use crate::random::Random;
 use crate::schedule::Choice;
 use crate::segment::Segment;
 use crate::tasks::Example;
-use crate::tasks::retrieval::{Retrieval, Setting};
+use crate::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
 
 /// How well a model answers about one number of pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,12 +37,24 @@ pub struct Point {
 pub struct Report {
     /// The model's folder.
     pub model: String,
+    /// What tables and plots call the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Most pairs that it was trained on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trained_pairs: Option<usize>,
+    /// Minutes that its training took, on a GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minutes: Option<f64>,
     /// The task's setting.
     pub task: Setting,
     /// Symbols of a key.
     pub key_size: usize,
     /// Symbols of a value.
     pub value_size: usize,
+    /// Different symbols that there were.
+    #[serde(default = "the_authors_symbols")]
+    pub symbols: usize,
     /// Texts of each point.
     pub samples: usize,
     /// Texts at a time.
@@ -53,6 +65,10 @@ pub struct Report {
     pub dtype: String,
     /// The curve.
     pub points: Vec<Point>,
+}
+
+fn the_authors_symbols() -> usize {
+    SYMBOLS
 }
 
 impl Report {

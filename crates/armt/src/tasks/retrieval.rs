@@ -90,10 +90,8 @@ impl Retrieval {
         }
         let keys = self.keys();
         if self.setting == Setting::Remember && keys < pairs {
-            let message = format!(
-                "{pairs} pairs need as many different keys, but there are only {keys} of {k} of {} symbols",
-                self.symbols
-            );
+            let message =
+                format!("{pairs} pairs need as many different keys, but there are only {keys} of {k} of {} symbols", self.symbols);
             return Err(Error::Argument(message));
         }
         Ok(())
