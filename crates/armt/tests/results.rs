@@ -78,17 +78,21 @@ fn tables_go_between_their_markers_and_again_changes_nothing() {
     let read = |name: &str| std::fs::read_to_string(place.path().join(name)).unwrap();
     let want = "# A
 <!-- results: remember -->
+
 | stored pairs at pairs | 10 | 500 | trained on up to | GPU minutes | seeds |
 | --- | --- | --- | --- | --- | --- |
 | armt | 10.0 | 125.0 | - | - | 1 |
+
 <!-- end -->
 between
 <!-- results: rewrite -->
+
 | exact match at pairs | 1 | 50 | 200 | trained on up to | GPU minutes | seeds |
 | --- | --- | --- | --- | --- | --- | --- |
-| armt-nogamma | 1.000 | - | 0.125 | 40 | - | 1 |
 | ARMT | 1.000 | 0.625 (0.500 to 0.750) | - | 50 | 6.5 | 2 |
+| armt-nogamma | 1.000 | - | 0.125 | 40 | - | 1 |
 | rmt.v2 | 0.500 | - | - | - | - | 1 |
+
 <!-- end -->
 last
 ";
@@ -102,7 +106,7 @@ last
 }
 
 #[test]
-fn a_trained_length_of_all_models_is_marked_once() {
+fn a_trained_length_of_several_models_is_marked_once() {
     let trained = |n| Report { trained_pairs: n, ..report(Setting::Rewrite, &[(1, 1.0), (100, 0.5)]) };
     let guides = |lengths: [Option<usize>; 2]| {
         let reports = lengths.into_iter().zip(["a", "b"]).map(|(n, name)| (name.to_string(), trained(n)));

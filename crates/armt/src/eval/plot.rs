@@ -239,18 +239,21 @@ impl Plot {
         d.add(format_args!(r##"<rect width="100%" height="100%" fill="#ffffff"/>"##));
         d.text((LEFT + RIGHT) / 2.0, 28.0, "middle", r#"font-size="16" font-weight="bold""#, &self.title);
         self.draw_frame(&mut d, &x, &y);
-        d.add(format_args!(
-            r#"<clipPath id="frame"><rect x="{:.1}" y="{:.1}" width="{:.1}" height="{:.1}"/></clipPath>"#,
-            LEFT - 7.0,
-            TOP - 7.0,
-            RIGHT - LEFT + 14.0,
-            BOTTOM - TOP + 14.0
-        ));
-        self.guides.iter().for_each(|guide| draw_guide(&mut d, guide, &x));
-        d.add(format_args!(r#"<g clip-path="url(#frame)">"#));
-        if let Some(reference) = &self.reference {
-            d.dashes(&reference.points.iter().map(|(px, py)| (x.place(*px), y.place(*py))).collect::<Vec<_>>());
+        // Marks may reach over the frame, a reference may not.
+        for (id, over) in [("frame", 0.0), ("marks", 7.0)] {
+            let (left, top) = (LEFT - over, TOP - over);
+            let (wide, high) = (RIGHT - LEFT + 2.0 * over, BOTTOM - TOP + 2.0 * over);
+            d.add(format_args!(
+                r#"<clipPath id="{id}"><rect x="{left:.1}" y="{top:.1}" width="{wide:.1}" height="{high:.1}"/></clipPath>"#
+            ));
         }
+        self.guides.iter().for_each(|guide| draw_guide(&mut d, guide, &x));
+        if let Some(Reference { points, .. }) = &self.reference {
+            d.add(format_args!(r#"<g clip-path="url(#frame)">"#));
+            d.dashes(&points.iter().map(|(px, py)| (x.place(*px), y.place(*py))).collect::<Vec<_>>());
+            d.add(format_args!("</g>"));
+        }
+        d.add(format_args!(r#"<g clip-path="url(#marks)">"#));
         for (i, series) in self.series.iter().enumerate() {
             draw_spread(&mut d, i, &series.marks, &x, &y);
         }
@@ -323,7 +326,7 @@ impl Plot {
     }
 }
 
-/// The label stands along the line, on its left, where the frame has room for it, in its lower half: series tend to end there last.
+/// The label stands along the line, on its left or, where there is no room, its right; halfway up, as series crowd at top and bottom.
 fn draw_guide(d: &mut Drawing, guide: &Guide, x: &Axis) {
     if !(x.from..=x.to).contains(&guide.x) {
         return;
@@ -333,9 +336,10 @@ fn draw_guide(d: &mut Drawing, guide: &Guide, x: &Axis) {
     d.add(format_args!(
         r#"<line x1="{at:.1}" y1="{TOP:.1}" x2="{at:.1}" y2="{BOTTOM:.1}" stroke="{colour}" stroke-width="1.5" stroke-dasharray="1.5 3"/>"#
     ));
-    let (tx, ty) = (at - 5.0, BOTTOM - 10.0);
-    let turned = format_args!(r#"font-size="11" fill="{colour}" transform="rotate(-90 {tx:.1} {ty:.1})""#).to_string();
-    d.text(tx, ty, "start", turned, &guide.label);
+    let tx = if at - LEFT > 20.0 { at - 5.0 } else { at + 14.0 };
+    let ty = (TOP + BOTTOM) / 2.0;
+    let turned = format_args!(r#"font-size="11" fill="{colour}" transform="rotate(-90 {tx:.1} {ty:.1})""#);
+    d.text(tx, ty, "middle", turned, &guide.label);
 }
 
 /// A band between the least and the most of neighbouring points, and bars where a point has none beside it.

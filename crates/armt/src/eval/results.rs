@@ -137,14 +137,17 @@ impl Comparison {
         }
     }
 
-    /// The trained lengths: one line for all models, or each model's in its colour where they differ.
+    /// The trained lengths, each once: in the colour of its model, or grey where several have it.
     fn guides(&self) -> Vec<Guide> {
-        let lengths: Vec<Option<usize>> = self.models.iter().map(Seeds::trained_pairs).collect();
-        let guide = |n: usize, series| Guide { x: n as f64, label: format!("trained on up to {n}"), series };
-        match lengths.first() {
-            Some(Some(n)) if lengths.iter().all(|l| *l == Some(*n)) => vec![guide(*n, None)],
-            _ => lengths.iter().enumerate().filter_map(|(i, l)| l.map(|n| guide(n, Some(i)))).collect(),
+        let mut guides: Vec<Guide> = Vec::new();
+        for (i, model) in self.models.iter().enumerate() {
+            let Some(n) = model.trained_pairs() else { continue };
+            match guides.iter_mut().find(|g| g.x == n as f64) {
+                Some(shared) => shared.series = None,
+                None => guides.push(Guide { x: n as f64, label: format!("trained on up to {n}"), series: Some(i) }),
+            }
         }
+        guides
     }
 
     /// A table in Markdown: a row for each model, a column for each number of pairs, then how long it was trained and on how much.
@@ -264,12 +267,12 @@ pub fn fill(readme: &str, experiments: &[Experiment]) -> Result<String> {
         if text[from..to].contains("<!-- results:") {
             return Err(missing(END));
         }
-        text.replace_range(from..to, &format!("\n{}", experiment.models.table()));
+        text.replace_range(from..to, &format!("\n\n{}\n", experiment.models.table()));
     }
     Ok(text)
 }
 
-/// A folder's JSON files, sorted.
+/// A folder's JSON files, in the order of their models.
 fn reports_in(folder: &Path) -> Result<Vec<PathBuf>> {
     let io = |source| Error::Io { path: folder.into(), source };
     let mut files = Vec::new();
@@ -279,7 +282,8 @@ fn reports_in(folder: &Path) -> Result<Vec<PathBuf>> {
             files.push(path);
         }
     }
-    files.sort();
+    // By model first: as plain text armt-x.json would come before armt.json.
+    files.sort_by_key(|f| (model_of(f), f.clone()));
     Ok(files)
 }
 
