@@ -96,6 +96,8 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     }
     let model = args.device.open_weights(&args.model)?;
     let task = args.task(model.config().segment_size)?;
+    // What would refuse any number of pairs must not merely leave none to ask about.
+    task.check(1)?;
     let pairs = args.pairs.clone().unwrap_or_else(|| PAIRS.into_iter().filter(|n| task.check(*n).is_ok()).collect());
     let mut report = Report {
         model: args.model.display().to_string(),

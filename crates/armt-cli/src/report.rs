@@ -34,9 +34,9 @@ pub struct ReportArgs {
     /// SVG file to write.
     #[arg(long, value_name = "PLOT")]
     out: Option<PathBuf>,
-    /// What to draw over the number of pairs.
-    #[arg(long, value_enum, default_value_t = Metric::ExactMatch)]
-    metric: Metric,
+    /// What to draw over the number of pairs; exact match if not given.
+    #[arg(long, value_enum)]
+    metric: Option<Metric>,
     /// A name for each file; the reports' own, or the files', if not given.
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     names: Option<Vec<String>>,
@@ -60,6 +60,11 @@ pub enum XScale {
 pub fn run(args: &ReportArgs) -> Result<ExitCode> {
     match (&args.files[..], &args.out) {
         ([folder], None) if folder.is_dir() => {
+            if args.metric.is_some() || args.names.is_some() || args.x.is_some() {
+                bail!(
+                    "--metric, --names and --x: expected files with them, got a folder of results, where each experiment has its own"
+                );
+            }
             for file in regenerate(folder, args.readme.as_deref())? {
                 crate::say(format_args!("{}", file.display()))?;
             }
@@ -75,8 +80,8 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
                 );
             }
             let measure = match args.metric {
-                Metric::ExactMatch => Measure::ExactMatch,
-                Metric::Stored => Measure::Stored,
+                None | Some(Metric::ExactMatch) => Measure::ExactMatch,
+                Some(Metric::Stored) => Measure::Stored,
             };
             let scale = args.x.map(|x| match x {
                 XScale::Linear => Scale::Linear,
