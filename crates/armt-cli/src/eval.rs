@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use armt::eval::retrieval::{Point, Report, curve};
-use armt::tasks::retrieval::{Retrieval, Setting};
+use armt::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
+use armt::train::run_folder::trained_pairs;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -44,6 +45,9 @@ pub struct EvalArgs {
     /// Symbols of a value.
     #[arg(long, value_name = "V", default_value = "1", value_parser = positive)]
     value_size: usize,
+    /// Different symbols that keys and values are made of, 2 to 100.
+    #[arg(long, value_name = "N", default_value_t = SYMBOLS)]
+    symbols: usize,
     /// Texts for each number of pairs.
     #[arg(long, value_name = "N", default_value = "1000", value_parser = positive)]
     samples: usize,
@@ -53,6 +57,15 @@ pub struct EvalArgs {
     /// Equal seeds give equal texts.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
+    /// What tables and plots shall call the model.
+    #[arg(long)]
+    name: Option<String>,
+    /// Most pairs that the model was trained on; if not given, what the log of its run says.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    trained_pairs: Option<usize>,
+    /// Minutes that its training took on a GPU.
+    #[arg(long, value_name = "MINUTES", value_parser = time)]
+    minutes: Option<f64>,
     /// File to write the report to, in JSON.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -71,6 +84,11 @@ fn positive(text: &str) -> Result<usize, String> {
     text.trim().parse().ok().filter(|n| *n > 0).ok_or_else(|| "expected a whole number of at least 1".into())
 }
 
+/// A time above 0.
+fn time(text: &str) -> Result<f64, String> {
+    text.trim().parse().ok().filter(|t: &f64| t.is_finite() && *t > 0.0).ok_or_else(|| "expected a number above 0".into())
+}
+
 pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     expect_model(&args.model)?;
     if let Some(out) = &args.out {
@@ -78,12 +96,18 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     }
     let model = args.device.open_weights(&args.model)?;
     let task = args.task(model.config().segment_size)?;
+    // What would refuse any number of pairs must not merely leave none to ask about.
+    task.check(1)?;
     let pairs = args.pairs.clone().unwrap_or_else(|| PAIRS.into_iter().filter(|n| task.check(*n).is_ok()).collect());
     let mut report = Report {
         model: args.model.display().to_string(),
+        name: args.name.clone(),
+        trained_pairs: args.trained_pairs.or_else(|| trained_pairs(&args.model)),
+        minutes: args.minutes,
         task: task.setting,
         key_size: task.key_size,
         value_size: task.value_size,
+        symbols: task.symbols,
         samples: args.samples,
         batch: args.batch,
         seed: args.seed,
@@ -132,7 +156,7 @@ impl EvalArgs {
                 "--value-size {value_size}: the model's segments of {segment} tokens have no room for a key, a value and two marks"
             ),
         };
-        Ok(Retrieval { setting, key_size, value_size })
+        Ok(Retrieval { setting, key_size, value_size, symbols: self.symbols })
     }
 }
 

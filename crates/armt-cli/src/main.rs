@@ -28,7 +28,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train a small ARMT on the CPU in two minutes and see what it remembers.
+    /// Train a small ARMT on the CPU in a minute and see what it remembers.
     Quickstart(quickstart::QuickstartArgs),
     /// Train a model by a recipe.
     Train(train::TrainArgs),
@@ -40,7 +40,7 @@ enum Command {
     Convert(convert::ConvertArgs),
     /// Ask a model about key-value pairs that it has read.
     Eval(eval::EvalArgs),
-    /// Draw the curves of `armt eval`.
+    /// Draw the curves of `armt eval`, and fill a README's tables.
     Report(report::ReportArgs),
     /// Measure how fast this machine reads and trains.
     Bench(bench::BenchArgs),

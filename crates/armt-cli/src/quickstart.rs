@@ -6,11 +6,10 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
-use armt::engine::Device;
-use armt::eval::plot::{Mark, Plot, Scale, Series};
+use anyhow::{Context, Result, bail};
+use armt::engine::{DType, Device};
+use armt::eval::plot::{Guide, Mark, Plot, Scale, Series};
 use armt::eval::retrieval::{Point, curve};
-use armt::tasks::retrieval::{Retrieval, Setting};
 use armt::train::recipe::Recipe;
 use armt::train::trainer::{Ending, best_model};
 use clap::Args;
@@ -19,11 +18,15 @@ use crate::device::{DeviceArgs, DeviceKind};
 use crate::train::{stop_on_signals, train_in};
 
 const RECIPE: &str = include_str!("../../../recipes/quickstart.toml");
-/// Up to the trained length and beyond: there are 16 keys of one symbol.
-const PAIRS: [usize; 6] = [1, 2, 5, 8, 12, 16];
-/// Farther still keys must come again, and the latest value counts: something it was never trained on.
-const AGAIN: [usize; 3] = [20, 50, 100];
+/// Pairs that the recipe's last stage trains on.
+const TRAINED: usize = 8;
+/// Up to the trained length and to four times that, which takes all keys of one symbol.
+const PAIRS: [usize; 7] = [1, 2, 4, TRAINED, 16, 24, FARTHEST];
+const FARTHEST: usize = 4 * TRAINED;
 const SAMPLES: usize = 500;
+/// The same backbone and data without the memory: all that it can learn is to guess, and that it does soon.
+const WITHOUT: [&str; 3] =
+    ["memory={ kind = \"none\" }", "stage=[{ pairs = 8, batch = 64, steps = 150, vary = true }]", "eval.every=150"];
 
 #[derive(Args)]
 pub struct QuickstartArgs {
@@ -41,70 +44,81 @@ pub fn run(args: &QuickstartArgs) -> Result<ExitCode> {
         if !args.force {
             bail!("{}: it exists already; --force trains again, --out names another folder", args.out.display());
         }
-        std::fs::remove_dir_all(&args.out)?;
+        std::fs::remove_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     }
     let stop = stop_on_signals()?;
     let stopped = || stop.load(Ordering::Relaxed);
-    let recipe = Recipe::parse(RECIPE, &[])?;
-    let with_memory = args.out.join("armt");
     let cpu = DeviceArgs { device: DeviceKind::Cpu, dtype: None };
-    crate::say(format_args!("training an ARMT to remember up to 5 key-value pairs, each read in a segment of its own"))?;
-    if train_in(&recipe, &with_memory, false, &cpu, "", &stopped)? == Ending::Stopped {
+    let (with, without) = (args.out.join("armt"), args.out.join("no-memory"));
+    let (recipe, plain) = (Recipe::parse(RECIPE, &[])?, Recipe::parse(RECIPE, &WITHOUT.map(String::from))?);
+    crate::say(format_args!("training an ARMT to remember up to {TRAINED} key-value pairs, each read in a segment of its own"))?;
+    if train_in(&recipe, &with, false, &cpu, "", &stopped)? == Ending::Stopped {
         return Ok(ExitCode::from(130));
     }
-    // The same backbone and data without the memory: all it can learn is to guess.
     crate::say(format_args!("and the same backbone without a memory, for comparison"))?;
-    let without = ["memory={ kind = \"none\" }", "stage=[{ pairs = 5, batch = 128, steps = 150 }]", "eval.every=150"];
-    let plain = Recipe::parse(RECIPE, &without.map(String::from))?;
-    let no_memory = args.out.join("no-memory");
-    if train_in(&plain, &no_memory, false, &cpu, "", &stopped)? == Ending::Stopped {
+    if train_in(&plain, &without, false, &cpu, "", &stopped)? == Ending::Stopped {
         return Ok(ExitCode::from(130));
     }
-    let task = recipe.task(recipe.stages[recipe.stages.len() - 1].get_ref());
-    let again = Retrieval { setting: Setting::Rewrite, ..task };
-    let judge = |folder: &Path| -> Result<Vec<Point>> {
-        let model = best_model(folder, armt::engine::DType::F32, &Device::cpu())?;
-        let mut quietly = |_: &Point| ControlFlow::Continue(());
-        let mut points = curve(&model, task, &PAIRS, SAMPLES, 125, 0, &mut quietly)?;
-        points.extend(curve(&model, again, &AGAIN, SAMPLES, 125, 0, &mut quietly)?);
-        Ok(points)
-    };
-    let (memory, plain) = (judge(&with_memory)?, judge(&no_memory)?);
+    let (memory, plain) = (judge(&recipe, &with)?, judge(&recipe, &without)?);
     crate::say(format_args!("\nexact match\npairs   with memory   without"))?;
     for (a, b) in memory.iter().zip(&plain) {
-        let note = match a.pairs {
-            0..=5 => "",
-            6..=16 => "   longer than trained",
-            _ => "   longer still, keys come again and the latest value counts",
-        };
+        let note = if a.pairs > TRAINED { "   longer than trained" } else { "" };
         crate::say(format_args!("{:>5}   {:>11.3}   {:>7.3}{note}", a.pairs, a.exact_match, b.exact_match))?;
     }
     let plot = args.out.join("exact-match.svg");
+    std::fs::write(&plot, draw(&memory, &plain).svg()?).with_context(|| plot.display().to_string())?;
+    let percent = |points: &[Point], n: usize| points.iter().find(|p| p.pairs == n).map_or(0.0, |p| 100.0 * p.exact_match);
+    let best = with.join("best");
+    crate::say(format_args!(
+        "\nshown: trained on up to {TRAINED} pairs, it answers {:.1} % exactly at {TRAINED} and {:.1} % at {FARTHEST}; without memory {:.1} %. \
+         {:.0} s in all.\n\
+         kept:  {} (model), log.jsonl above it (tensorboard --logdir {}), {} (plot)\n\
+         next:  armt eval {} --task remember --symbols 32 --pairs 12,20; armt train recipes/remember-armt.toml --out runs/remember",
+        percent(&memory, TRAINED),
+        percent(&memory, FARTHEST),
+        percent(&plain, TRAINED),
+        started.elapsed().as_secs_f64(),
+        best.display(),
+        args.out.display(),
+        plot.display(),
+        best.display(),
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The curve of a run's best model.
+fn judge(recipe: &Recipe, folder: &Path) -> Result<Vec<Point>> {
+    let model = best_model(folder, DType::F32, &Device::cpu())?;
+    let task = recipe.task(recipe.stages[recipe.stages.len() - 1].get_ref());
+    Ok(curve(&model, task, &PAIRS, SAMPLES, 125, 0, &mut |_| ControlFlow::Continue(()))?)
+}
+
+fn draw(memory: &[Point], plain: &[Point]) -> Plot {
     let mark = |p: &Point| Mark { x: p.pairs as f64, y: p.exact_match, spread: None };
     let series = |name: &str, points: &[Point]| Series { name: name.into(), marks: points.iter().map(mark).collect() };
-    let drawing = Plot {
-        title: "Remember, trained on up to 5 pairs".into(),
-        x_label: "pairs".into(),
+    Plot {
+        title: "Remember: the value of one of n keys".into(),
+        x_label: "pairs in the text".into(),
         y_label: "exact match".into(),
         y_range: Some((0.0, 1.0)),
         x_scale: Scale::Log,
-        series: vec![series("ARMT", &memory), series("no memory", &plain)],
-    };
-    std::fs::write(&plot, drawing.svg()?)?;
-    let at = |n: usize| memory.iter().find(|p| p.pairs == n).map_or(0.0, |p| p.exact_match);
-    crate::say(format_args!(
-        "\nshown: trained on up to 5 pairs, it answers {:.1} % exactly at 5, {:.1} % at 16 and {:.1} % at 20; without memory {:.1} %. {:.0} s in all.\n\
-         kept:  {} (model), log.jsonl beside it (tensorboard --logdir {}), {} (plot)\n\
-         next:  armt eval {} --task remember --pairs 5,15; armt train recipes/remember-armt.toml --out runs/remember",
-        100.0 * at(5),
-        100.0 * at(16),
-        100.0 * at(20),
-        100.0 * plain[2].exact_match,
-        started.elapsed().as_secs_f64(),
-        with_memory.join("best").display(),
-        args.out.display(),
-        plot.display(),
-        with_memory.join("best").display(),
-    ))?;
-    Ok(ExitCode::SUCCESS)
+        series: vec![series("ARMT", memory), series("no memory", plain)],
+        reference: None,
+        guides: vec![Guide { x: TRAINED as f64, label: format!("trained on up to {TRAINED}"), series: None }],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_recipes_are_right_and_reach_as_far_as_is_said() {
+        for changes in [&[][..], &WITHOUT.map(String::from)] {
+            let recipe = Recipe::parse(RECIPE, changes).unwrap_or_else(|e| panic!("{e}"));
+            let last = recipe.stages[recipe.stages.len() - 1].get_ref();
+            assert_eq!(last.pairs, TRAINED);
+            assert!(recipe.task(last).check(FARTHEST).is_ok());
+        }
+    }
 }

@@ -1,36 +1,43 @@
-//! `armt report`: curves of `armt eval` as a plot.
+//! `armt report`: curves of `armt eval` as plots, and as tables of a README.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use armt::eval::plot::{Mark, Plot, Scale, Series};
-use armt::eval::retrieval::{Point, Report};
-use armt::tasks::retrieval::Setting;
+use armt::eval::plot::Scale;
+use armt::eval::results::{Comparison, Measure, regenerate};
+use armt::eval::retrieval::Report;
 use clap::{Args, ValueEnum};
 
 use crate::eval::expect_place;
 
 const EXAMPLE: &str = "\
 Examples:
+  armt report results --readme README.md
   armt report armt.json rmt.json prmt.json --out exact-match.svg
   armt report a0.json a1.json a2.json r0.json --names ARMT,ARMT,ARMT,RMT --metric stored --out capacity.svg
 
-Files of one name become one line: their mean, with the least and the most shaded.";
+A folder of results has reports as remember/MODEL.json, rewrite/MODEL.json or, of several seeds, MODEL.seed1.json and so on. Each
+experiment's plot is drawn again beside them, and its table goes into the README between the lines
+<!-- results: rewrite --> and <!-- end -->.
+Reports of one name become one line: their mean, with the least and the most shaded.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLE)]
 pub struct ReportArgs {
-    /// Reports, as `armt eval --out` writes them.
-    #[arg(required = true, value_name = "FILE")]
+    /// A folder of results, or reports as `armt eval --out` writes them.
+    #[arg(required = true, value_name = "FOLDER|FILE")]
     files: Vec<PathBuf>,
+    /// File to write the tables of a folder's experiments into.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["out", "metric", "names", "x"])]
+    readme: Option<PathBuf>,
     /// SVG file to write.
     #[arg(long, value_name = "PLOT")]
-    out: PathBuf,
-    /// What to draw over the number of pairs.
-    #[arg(long, value_enum, default_value_t = Metric::ExactMatch)]
-    metric: Metric,
-    /// A name for each file; the files' own if not given.
+    out: Option<PathBuf>,
+    /// What to draw over the number of pairs; exact match if not given.
+    #[arg(long, value_enum)]
+    metric: Option<Metric>,
+    /// A name for each file; the reports' own, or the files', if not given.
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     names: Option<Vec<String>>,
     /// Scale of the number of pairs; log if not given and they spread far.
@@ -51,89 +58,57 @@ pub enum XScale {
 }
 
 pub fn run(args: &ReportArgs) -> Result<ExitCode> {
-    expect_place(&args.out)?;
-    let names = args.names()?;
-    let reports = args.files.iter().map(|f| Ok(Report::load(f)?)).collect::<Result<Vec<_>>>()?;
-    let plot = plot(args.metric, args.x, &names, &reports);
-    let svg = plot.svg().context("nothing to draw")?;
-    std::fs::write(&args.out, svg).with_context(|| args.out.display().to_string())?;
+    match (&args.files[..], &args.out) {
+        ([folder], None) if folder.is_dir() => {
+            if args.metric.is_some() || args.names.is_some() || args.x.is_some() {
+                bail!(
+                    "--metric, --names and --x: expected files with them, got a folder of results, where each experiment has its own"
+                );
+            }
+            for file in regenerate(folder, args.readme.as_deref())? {
+                crate::say(format_args!("{}", file.display()))?;
+            }
+        }
+        (_, _) if args.readme.is_some() => bail!("--readme: expected one folder of results before it"),
+        (_, None) => bail!("--out: expected the name of a plot to write, or one folder of results instead of files"),
+        (files, Some(out)) => {
+            expect_place(out)?;
+            if let Some(folder) = files.iter().find(|f| f.is_dir()) {
+                bail!(
+                    "{}: expected a report, got a folder; a folder of results is given alone and without --out",
+                    folder.display()
+                );
+            }
+            let measure = match args.metric {
+                None | Some(Metric::ExactMatch) => Measure::ExactMatch,
+                Some(Metric::Stored) => Measure::Stored,
+            };
+            let scale = args.x.map(|x| match x {
+                XScale::Linear => Scale::Linear,
+                XScale::Log => Scale::Log,
+            });
+            expect_names(args.names.as_deref(), files.len())?;
+            let reports = files.iter().map(|f| Ok(Report::load(f)?)).collect::<Result<Vec<_>>>()?;
+            let names = args.names.clone().unwrap_or_else(|| own_names(files, &reports));
+            let plot = Comparison::of(measure, names.into_iter().zip(reports)).plot(scale);
+            let svg = plot.svg().context("nothing to draw")?;
+            std::fs::write(out, svg).with_context(|| out.display().to_string())?;
+        }
+    }
     Ok(ExitCode::SUCCESS)
 }
 
-impl ReportArgs {
-    /// A name for each file: without `--names` their stems, or whole paths where stems come twice.
-    fn names(&self) -> Result<Vec<String>> {
-        let files = self.files.len();
-        match &self.names {
-            Some(names) if names.len() != files => bail!("--names: expected {files}, one for each file, got {}", names.len()),
-            Some(names) => Ok(names.clone()),
-            None => {
-                let stems: Vec<String> =
-                    self.files.iter().map(|f| f.file_stem().unwrap_or_default().to_string_lossy().into_owned()).collect();
-                let twice = |stem: &String| stems.iter().filter(|s| *s == stem).count() > 1;
-                let name = |(stem, file): (&String, &PathBuf)| if twice(stem) { file.display().to_string() } else { stem.clone() };
-                Ok(stems.iter().zip(&self.files).map(name).collect())
-            }
-        }
+fn expect_names(names: Option<&[String]>, files: usize) -> Result<()> {
+    match names {
+        Some(names) if names.len() != files => bail!("--names: expected {files}, one for each file, got {}", names.len()),
+        _ => Ok(()),
     }
 }
 
-fn plot(metric: Metric, x: Option<XScale>, names: &[String], reports: &[Report]) -> Plot {
-    let mut series: Vec<Series> = Vec::new();
-    for name in names {
-        if series.iter().all(|s| s.name != *name) {
-            let own = names.iter().zip(reports).filter(|(n, _)| *n == name).flat_map(|(_, r)| &r.points);
-            series.push(Series { name: name.clone(), marks: marks(metric, own) });
-        }
-    }
-    let pairs = || series.iter().flat_map(|s| &s.marks).map(|m| m.x);
-    let far = pairs().fold(0.0, f64::max) >= 20.0 * pairs().fold(f64::INFINITY, f64::min);
-    let x_scale = match x {
-        Some(XScale::Log) => Scale::Log,
-        Some(XScale::Linear) => Scale::Linear,
-        None if far => Scale::Log,
-        None => Scale::Linear,
-    };
-    let settings = [(Setting::Remember, "Remember"), (Setting::Rewrite, "Rewrite")];
-    let tasks: Vec<&str> = settings.iter().filter(|(s, _)| reports.iter().any(|r| r.task == *s)).map(|(_, name)| *name).collect();
-    let (y_label, y_range) = match metric {
-        Metric::ExactMatch => ("exact match", Some((0.0, 1.0))),
-        Metric::Stored => ("stored pairs", None),
-    };
-    Plot {
-        title: format!("Associative retrieval: {}", tasks.join(" and ")),
-        x_label: "pairs in the text".into(),
-        y_label: y_label.into(),
-        x_scale,
-        y_range,
-        series,
-    }
-}
-
-/// The mean at each number of pairs, with the least and the most where there are several.
-fn marks<'a>(metric: Metric, points: impl Iterator<Item = &'a Point>) -> Vec<Mark> {
-    let value = |p: &Point| match metric {
-        Metric::ExactMatch => p.exact_match,
-        Metric::Stored => p.stored,
-    };
-    let mut points: Vec<(usize, f64)> = points.map(|p| (p.pairs, value(p))).collect();
-    points.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
-    let mark = |run: &[(usize, f64)]| {
-        let mean = run.iter().map(|(_, y)| y).sum::<f64>() / run.len() as f64;
-        Mark { x: run[0].0 as f64, y: mean, spread: (run.len() > 1).then(|| (run[0].1, run[run.len() - 1].1)) }
-    };
-    points.chunk_by(|a, b| a.0 == b.0).map(mark).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn points_of_one_name_become_their_mean_and_spread() {
-        let point = |pairs, exact_match| Point { pairs, samples: 10, exact_match, stored: 0.0 };
-        let points = [point(5, 0.5), point(1, 1.0), point(5, 0.75)];
-        let want = [Mark { x: 1.0, y: 1.0, spread: None }, Mark { x: 5.0, y: 0.625, spread: Some((0.5, 0.75)) }];
-        assert_eq!(marks(Metric::ExactMatch, points.iter()), want);
-    }
+/// The reports' names, or where they have none their files' stems, or whole paths where stems come twice.
+fn own_names(files: &[PathBuf], reports: &[Report]) -> Vec<String> {
+    let stems: Vec<String> = files.iter().map(|f| f.file_stem().unwrap_or_default().to_string_lossy().into_owned()).collect();
+    let twice = |stem: &String| stems.iter().filter(|s| *s == stem).count() > 1;
+    let file_name = |i: usize| if twice(&stems[i]) { files[i].display().to_string() } else { stems[i].clone() };
+    reports.iter().enumerate().map(|(i, r)| r.name.clone().unwrap_or_else(|| file_name(i))).collect()
 }

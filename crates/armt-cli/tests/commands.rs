@@ -215,6 +215,20 @@ fn a_model_is_judged_on_retrieval_and_the_curve_is_drawn() {
         svg.starts_with("<svg") && svg.contains(">one<") && svg.contains("&lt;two&gt;") && svg.contains("Remember and Rewrite")
     );
     place.good("report a.json a.json --metric stored --out stored.svg");
+    assert!(text(&read(&place.path("stored.svg"))).contains("all of them"));
+
+    std::fs::create_dir_all(place.path("results/remember")).unwrap();
+    std::fs::write(place.path("README.md"), "<!-- results: remember -->\n<!-- end -->\n").unwrap();
+    for seed in 1..3 {
+        let named = format!("--name ARMT --trained-pairs 2 --minutes 1.5 --symbols 32 --seed {seed}");
+        place.good(&format!(
+            "eval model --task remember --pairs 1,300 --samples 2 --device cpu {named} --out results/remember/armt.seed{seed}.json"
+        ));
+    }
+    let said = place.good("report results --readme README.md");
+    assert_eq!(said, "results/remember/stored-pairs.svg\nREADME.md\n");
+    let table = text(&read(&place.path("README.md")));
+    assert!(table.contains("| 1 | 300 |") && table.contains("\n| ARMT | ") && table.contains(" | 2 | 1.5 | 2 |\n"), "{table}");
     place.good("convert gpt2 short --memory associative --tokens 2 --d-mem 4 --segment 4");
     let table = place.good("eval short --task remember --samples 2 --device cpu");
     assert_eq!(table.lines().count(), 5, "16 keys are enough for 1, 2, 5 and 10 pairs: {table}");
@@ -229,6 +243,14 @@ fn what_cannot_be_judged_or_drawn_is_refused_with_a_reason() {
         ("eval model --task remember --pairs 257 --device cpu", "257 pairs need as many different keys, but there are only 256"),
         ("eval model --task remember --key-size 3 --device cpu", "has 6 tokens, but the model's segments have 5"),
         ("eval model --task remember --value-size 3 --device cpu", "no room for a key"),
+        ("eval model --task remember --symbols 101 --device cpu", "symbols: expected 2 to 100"),
+        ("eval model --task remember --symbols 4 --pairs 17 --device cpu", "only 16 of 2 of 4 symbols"),
+        ("eval model --task remember --minutes 0", "expected a number above 0"),
+        ("report . --readme README.md", "expected reports of `armt eval`"),
+        ("report . --names a", "expected files with them"),
+        ("report no.json", "--out: expected the name of a plot"),
+        ("report no.json --readme README.md", "--readme: expected one folder"),
+        ("report . no.json --out a.svg", "expected a report, got a folder"),
         ("eval gone --task remember", "there is no such folder"),
         ("eval model --task remember --out no/such.json --device cpu", "the folder no does not exist"),
         ("report no.json --out a.svg", "expected a report of `armt eval`"),

@@ -15,10 +15,10 @@ use armt::model::Model;
 use armt::random::Random;
 use armt::schedule::Choice;
 use armt::segment::Batch;
-use armt::tasks::retrieval::{Retrieval, Setting, VOCAB};
+use armt::tasks::retrieval::{Retrieval, SYMBOLS, Setting, VOCAB};
 use serde_json::json;
 
-const TASK: Retrieval = Retrieval { setting: Setting::Remember, key_size: 2, value_size: 2 };
+const TASK: Retrieval = Retrieval { setting: Setting::Remember, key_size: 2, value_size: 2, symbols: SYMBOLS };
 
 fn model(memory: MemoryConfig, seed: u64) -> Model {
     let backbone = json!({"model_type": "gpt_neox", "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 16,
@@ -114,9 +114,13 @@ fn a_report_is_read_as_it_was_written() {
     let points = vec![Point { pairs: 3, samples: 10, exact_match: 0.7, stored: 2.04 }];
     let report = Report {
         model: "m".into(),
+        name: Some("M".into()),
+        trained_pairs: Some(2),
+        minutes: None,
         task: Setting::Rewrite,
         key_size: 1,
         value_size: 1,
+        symbols: 32,
         samples: 10,
         batch: 5,
         seed: 0,
@@ -125,6 +129,9 @@ fn a_report_is_read_as_it_was_written() {
     };
     report.save(&path).unwrap();
     assert_eq!(Report::load(&path).unwrap(), report);
+    let older = std::fs::read_to_string(&path).unwrap().replace("\"symbols\": 32,", "");
+    std::fs::write(&path, older).unwrap();
+    assert_eq!(Report::load(&path).unwrap().symbols, SYMBOLS, "reports from before there was a choice");
     std::fs::write(&path, "{}").unwrap();
     assert!(Report::load(&path).unwrap_err().to_string().contains("report of `armt eval`"));
 }

@@ -11,6 +11,7 @@ use armt::engine::optim::{AdamW, Group, Settings};
 use armt::engine::{DType, Device, Tensor};
 use armt::model::Model;
 use armt::train::RunFolder;
+use armt::train::run_folder::trained_pairs;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -267,4 +268,15 @@ fn a_damaged_log_is_refused_by_its_line_and_kept() {
     let error = run.truncate_log(1).unwrap_err().to_string();
     assert!(error.contains("log.jsonl") && error.contains("line 2"), "{error}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+}
+
+#[test]
+fn the_trained_length_is_the_longest_in_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let best = dir.path().join("best");
+    std::fs::create_dir(&best).unwrap();
+    assert_eq!(trained_pairs(&best), None);
+    std::fs::write(dir.path().join("log.jsonl"), "{\"pairs\":2}\n{\"pairs\":50,\"step\":1}\n{\"step\":2}\nhalf a li").unwrap();
+    assert_eq!(trained_pairs(&best), Some(50));
+    assert_eq!(trained_pairs(&dir.path().join("none")), None);
 }

@@ -2,4 +2,5 @@
 
 pub mod capacity;
 pub mod plot;
+pub mod results;
 pub mod retrieval;

@@ -46,6 +46,26 @@ pub struct Series {
     pub marks: Vec<Mark>,
 }
 
+/// A dotted line up from the x axis, with its text along it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Guide {
+    /// Where on the x axis.
+    pub x: f64,
+    /// What it says.
+    pub label: String,
+    /// Whose colour it has; `None`: grey, as it is for all.
+    pub series: Option<usize>,
+}
+
+/// A dashed grey line to compare the series with. The axes do not grow for it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reference {
+    /// What the legend says.
+    pub name: String,
+    /// Its points, joined in their order.
+    pub points: Vec<(f64, f64)>,
+}
+
 /// A plot.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plot {
@@ -61,6 +81,10 @@ pub struct Plot {
     pub y_range: Option<(f64, f64)>,
     /// The lines, in the order of the legend.
     pub series: Vec<Series>,
+    /// What to compare them with.
+    pub reference: Option<Reference>,
+    /// Marked places of the x axis; those outside the axis are not drawn.
+    pub guides: Vec<Guide>,
 }
 
 /// A spanned axis: where its numbers lie in pixels, and which of them have ticks.
@@ -179,6 +203,14 @@ impl Drawing {
         self.add(format_args!("{shape}"));
     }
 
+    fn dashes(&mut self, points: &[(f64, f64)]) {
+        let points: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        self.add(format_args!(
+            r##"<polyline points="{}" fill="none" stroke="#888888" stroke-width="1.5" stroke-dasharray="7 5"/>"##,
+            points.join(" ")
+        ));
+    }
+
     fn path(&mut self, points: &[(f64, f64)], i: usize) {
         let points: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
         // A colour comes again with dashes.
@@ -194,10 +226,11 @@ impl Plot {
     /// The plot as an SVG file. Refuses a plot without points, numbers that are not finite, and a logarithm of 0 or less.
     pub fn svg(&self) -> Result<String> {
         let (x, y) = self.axes()?;
-        let longest = self.series.iter().map(|s| s.name.chars().count()).max().unwrap_or(0);
+        let names = || self.series.iter().map(|s| &s.name).chain(self.reference.iter().map(|r| &r.name));
+        let longest = names().map(|name| name.chars().count()).max().unwrap_or(0);
         // About the width of the letters: there is no font here to measure.
         let width = RIGHT + 62.0 + 7.6 * longest as f64;
-        let height = HEIGHT.max(TOP + 22.0 * self.series.len() as f64 + 16.0);
+        let height = HEIGHT.max(TOP + 22.0 * names().count() as f64 + 16.0);
         let mut d = Drawing(String::new());
         d.add(format_args!(
             r#"<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0}" height="{height:.0}" viewBox="0 0 {width:.0} {height:.0}" font-family="{FONTS}" font-size="13" fill="{}">"#,
@@ -206,14 +239,21 @@ impl Plot {
         d.add(format_args!(r##"<rect width="100%" height="100%" fill="#ffffff"/>"##));
         d.text((LEFT + RIGHT) / 2.0, 28.0, "middle", r#"font-size="16" font-weight="bold""#, &self.title);
         self.draw_frame(&mut d, &x, &y);
-        d.add(format_args!(
-            r#"<clipPath id="frame"><rect x="{:.1}" y="{:.1}" width="{:.1}" height="{:.1}"/></clipPath>"#,
-            LEFT - 7.0,
-            TOP - 7.0,
-            RIGHT - LEFT + 14.0,
-            BOTTOM - TOP + 14.0
-        ));
-        d.add(format_args!(r#"<g clip-path="url(#frame)">"#));
+        // Marks may reach over the frame, a reference may not.
+        for (id, over) in [("frame", 0.0), ("marks", 7.0)] {
+            let (left, top) = (LEFT - over, TOP - over);
+            let (wide, high) = (RIGHT - LEFT + 2.0 * over, BOTTOM - TOP + 2.0 * over);
+            d.add(format_args!(
+                r#"<clipPath id="{id}"><rect x="{left:.1}" y="{top:.1}" width="{wide:.1}" height="{high:.1}"/></clipPath>"#
+            ));
+        }
+        self.guides.iter().for_each(|guide| draw_guide(&mut d, guide, &x));
+        if let Some(Reference { points, .. }) = &self.reference {
+            d.add(format_args!(r#"<g clip-path="url(#frame)">"#));
+            d.dashes(&points.iter().map(|(px, py)| (x.place(*px), y.place(*py))).collect::<Vec<_>>());
+            d.add(format_args!("</g>"));
+        }
+        d.add(format_args!(r#"<g clip-path="url(#marks)">"#));
         for (i, series) in self.series.iter().enumerate() {
             draw_spread(&mut d, i, &series.marks, &x, &y);
         }
@@ -223,11 +263,16 @@ impl Plot {
             points.iter().for_each(|(px, py)| d.mark(i, *px, *py));
         }
         d.add(format_args!("</g>"));
-        for (i, series) in self.series.iter().enumerate() {
+        for (i, name) in names().enumerate() {
             let at = TOP + 12.0 + 22.0 * i as f64;
-            d.path(&[(RIGHT + 16.0, at), (RIGHT + 44.0, at)], i);
-            d.mark(i, RIGHT + 30.0, at);
-            d.text(RIGHT + 52.0, at + 4.5, "start", "", &series.name);
+            let sample = [(RIGHT + 16.0, at), (RIGHT + 44.0, at)];
+            if i < self.series.len() {
+                d.path(&sample, i);
+                d.mark(i, RIGHT + 30.0, at);
+            } else {
+                d.dashes(&sample);
+            }
+            d.text(RIGHT + 52.0, at + 4.5, "start", "", name);
         }
         d.add(format_args!("</svg>"));
         Ok(d.0)
@@ -240,7 +285,8 @@ impl Plot {
         }
         let xs = || marks.iter().map(|m| m.x);
         let ys = || marks.iter().flat_map(|m| [m.y].into_iter().chain(m.spread.into_iter().flat_map(|(low, high)| [low, high])));
-        if let Some(bad) = xs().chain(ys()).find(|v| !v.is_finite()) {
+        let reference = self.reference.iter().flat_map(|r| &r.points).flat_map(|(px, py)| [*px, *py]);
+        if let Some(bad) = xs().chain(ys()).chain(reference).chain(self.guides.iter().map(|g| g.x)).find(|v| !v.is_finite()) {
             return Err(Error::Argument(format!("expected finite numbers to plot, got {bad}")));
         }
         let least = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::INFINITY, f64::min);
@@ -278,6 +324,22 @@ impl Plot {
         let (cx, cy) = (20.0, (TOP + BOTTOM) / 2.0);
         d.text(cx, cy, "middle", format_args!(r#"font-size="14" transform="rotate(-90 {cx:.1} {cy:.1})""#), &self.y_label);
     }
+}
+
+/// The label stands along the line, on its left or, where there is no room, its right; halfway up, as series crowd at top and bottom.
+fn draw_guide(d: &mut Drawing, guide: &Guide, x: &Axis) {
+    if !(x.from..=x.to).contains(&guide.x) {
+        return;
+    }
+    let colour = guide.series.map_or("#777777", |i| COLOURS[i % COLOURS.len()]);
+    let at = x.place(guide.x);
+    d.add(format_args!(
+        r#"<line x1="{at:.1}" y1="{TOP:.1}" x2="{at:.1}" y2="{BOTTOM:.1}" stroke="{colour}" stroke-width="1.5" stroke-dasharray="1.5 3"/>"#
+    ));
+    let tx = if at - LEFT > 20.0 { at - 5.0 } else { at + 14.0 };
+    let ty = (TOP + BOTTOM) / 2.0;
+    let turned = format_args!(r#"font-size="11" fill="{colour}" transform="rotate(-90 {tx:.1} {ty:.1})""#);
+    d.text(tx, ty, "middle", turned, &guide.label);
 }
 
 /// A band between the least and the most of neighbouring points, and bars where a point has none beside it.
@@ -320,6 +382,8 @@ mod tests {
             x_scale: Scale::Log,
             y_range: Some((0.0, 1.0)),
             series: vec![line("ARMT", 0.02, true), line("RMT & \"friends\"", 0.2, false), line("PRMT", 0.12, true)],
+            reference: None,
+            guides: Vec::new(),
         }
     }
 
@@ -331,6 +395,18 @@ mod tests {
         assert!(svg.contains("RMT &amp; &quot;friends&quot;") && svg.contains("&lt;right&gt;"));
         assert_eq!((svg.matches("<polyline").count(), svg.matches("fill-opacity").count()), (6, 2));
         assert!(!svg.contains("NaN") && !svg.contains("inf"));
+    }
+
+    #[test]
+    fn a_reference_and_guides_are_drawn_without_changing_the_axes() {
+        let guide = |x, series| Guide { x, label: format!("trained <{x}>"), series };
+        let reference = Some(Reference { name: "all of them".into(), points: vec![(1.0, 1.0), (200.0, 200.0)] });
+        let with = Plot { reference, guides: vec![guide(50.0, None), guide(40.0, Some(1)), guide(900.0, None)], ..plot() };
+        let (svg, before) = (with.svg().unwrap(), plot().svg().unwrap());
+        assert!(svg.contains(">all of them<") && svg.contains("trained &lt;50&gt;"));
+        assert_eq!(svg.matches("stroke-dasharray=\"1.5 3\"").count(), 2, "900 is outside");
+        assert!(before.lines().filter(|l| l.contains("<circle")).all(|mark| svg.contains(mark)));
+        assert!(Plot { guides: vec![guide(f64::NAN, None)], ..plot() }.svg().is_err());
     }
 
     #[test]

@@ -37,12 +37,24 @@ pub struct Point {
 pub struct Report {
     /// The model's folder.
     pub model: String,
+    /// What tables and plots call the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Most pairs that it was trained on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trained_pairs: Option<usize>,
+    /// Minutes that its training took, on a GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minutes: Option<f64>,
     /// The task's setting.
     pub task: Setting,
     /// Symbols of a key.
     pub key_size: usize,
     /// Symbols of a value.
     pub value_size: usize,
+    /// Different symbols that there were.
+    #[serde(default = "the_authors_symbols")]
+    pub symbols: usize,
     /// Texts of each point.
     pub samples: usize,
     /// Texts at a time.
@@ -53,6 +65,10 @@ pub struct Report {
     pub dtype: String,
     /// The curve.
     pub points: Vec<Point>,
+}
+
+fn the_authors_symbols() -> usize {
+    SYMBOLS
 }
 
 impl Report {
@@ -141,7 +157,7 @@ pub fn curve(
     if samples == 0 || batch == 0 {
         return Err(Error::Argument(format!("expected at least 1 sample in batches of at least 1, got {samples} and {batch}")));
     }
-    let values = SYMBOLS.saturating_pow(task.value_size as u32);
+    let values = task.values();
     let mut points = Vec::with_capacity(pairs.len());
     for &n in pairs {
         // Hashed, since generators of nearby seeds may be shifts of one another.

@@ -19,7 +19,7 @@ use crate::segment::Batch;
 
 /// Tokens of a model for this task, those that are never used included.
 pub const VOCAB: usize = 128;
-/// Symbols of keys and values: the tokens from 0.
+/// Symbols that keys and values are made of unless a task says otherwise, as in the authors' scripts: the tokens from 0.
 pub const SYMBOLS: usize = 16;
 /// Between a key and its value.
 pub const SEP: i32 = 100;
@@ -28,8 +28,8 @@ pub const GEN: i32 = 101;
 /// Ends a pair and the answer.
 pub const EOS: i32 = 102;
 
-/// Longest key whose number, below 16^K, still fits 64 bits.
-const LONGEST_KEY: usize = 15;
+/// Symbols that fit below the marks.
+const MOST_SYMBOLS: usize = SEP as usize;
 /// Up to so many keys, all are listed and dealt like cards; beyond, they are drawn until a new one comes.
 const DEALT_KEYS: usize = 1 << 20;
 
@@ -63,6 +63,8 @@ pub struct Retrieval {
     pub key_size: usize,
     /// Symbols of a value, V.
     pub value_size: usize,
+    /// Different symbols that there are: [`SYMBOLS`] in the paper.
+    pub symbols: usize,
 }
 
 impl Retrieval {
@@ -71,11 +73,14 @@ impl Retrieval {
         self.key_size + self.value_size + 2
     }
 
-    /// Refuses sizes of zero, keys longer than 15 symbols, and in [`Setting::Remember`] more pairs than there are keys.
+    /// Refuses fewer than 2 or more than 100 symbols, sizes of zero, keys whose number, below symbols^K, does not fit 64 bits, and in
+    /// [`Setting::Remember`] more pairs than there are keys.
     pub fn check(&self, pairs: usize) -> Result<()> {
         let (k, v) = (self.key_size, self.value_size);
-        if !(1..=LONGEST_KEY).contains(&k) {
-            return Err(Error::Argument(format!("key size: expected 1 to {LONGEST_KEY} symbols, got {k}")));
+        self.check_symbols()?;
+        let longest = u64::MAX.ilog(self.symbols as u64) as usize;
+        if !(1..=longest).contains(&k) {
+            return Err(Error::Argument(format!("key size: expected 1 to {longest} symbols, got {k}")));
         }
         if v == 0 {
             return Err(Error::Argument("value size: expected at least 1 symbol, got 0".into()));
@@ -86,15 +91,28 @@ impl Retrieval {
         let keys = self.keys();
         if self.setting == Setting::Remember && keys < pairs {
             let message =
-                format!("{pairs} pairs need as many different keys, but there are only {keys} of {k} of {SYMBOLS} symbols");
+                format!("{pairs} pairs need as many different keys, but there are only {keys} of {k} of {} symbols", self.symbols);
             return Err(Error::Argument(message));
         }
         Ok(())
     }
 
-    /// Different keys that there are, 16^K.
+    /// Refuses fewer than 2 or more than 100 symbols: token 100 is a mark.
+    pub fn check_symbols(&self) -> Result<()> {
+        if (2..=MOST_SYMBOLS).contains(&self.symbols) {
+            return Ok(());
+        }
+        Err(Error::config("symbols", &format!("2 to {MOST_SYMBOLS}, the tokens below the marks"), self.symbols))
+    }
+
+    /// Different keys that there are, symbols^K.
     fn keys(&self) -> usize {
-        SYMBOLS.saturating_pow(self.key_size as u32)
+        self.symbols.saturating_pow(self.key_size as u32)
+    }
+
+    /// Different values that there are, symbols^V.
+    pub fn values(&self) -> usize {
+        self.symbols.saturating_pow(self.value_size as u32)
     }
 
     /// Different keys that a text of `pairs` pairs has on average: all of them, or where keys come again m (1 - (1 - 1 / m)^n) for m
@@ -123,15 +141,15 @@ impl Retrieval {
                 Some(deal) => deal.distinct(pairs, random),
                 None => (0..pairs).map(|_| random.below(self.keys())).collect(),
             };
-            let values: Vec<i32> = (0..pairs * v).map(|_| random.below(SYMBOLS) as i32).collect();
+            let values: Vec<i32> = (0..pairs * v).map(|_| random.below(self.symbols) as i32).collect();
             for (key, value) in keys.iter().zip(values.chunks(v)) {
-                push_segment(&mut ids, k, *key, SEP, value);
+                self.push_segment(&mut ids, *key, SEP, value);
             }
             let asked = match self.setting {
                 Setting::Remember => random.below(pairs),
                 Setting::Rewrite => latest_of_one_key(&keys, random),
             };
-            push_segment(&mut ids, k, keys[asked], GEN, &values[asked * v..][..v]);
+            self.push_segment(&mut ids, keys[asked], GEN, &values[asked * v..][..v]);
             // GEN and each value predict the token after them.
             let answer = &ids[ids.len() - v - 1..];
             next.extend(std::iter::repeat_n(-1, pairs * size + k));
@@ -140,15 +158,15 @@ impl Retrieval {
         }
         Ok(Example { batch: Batch { ids, batch, mask: None }, targets: Targets { next } })
     }
-}
 
-/// Appends a key, a mark, a value and EOS. The key's symbols are the digits of its number, the lowest first.
-fn push_segment(ids: &mut Vec<i32>, key_size: usize, key: usize, mark: i32, value: &[i32]) {
-    let digits = std::iter::successors(Some(key), |rest| Some(rest / SYMBOLS)).map(|rest| (rest % SYMBOLS) as i32);
-    ids.extend(digits.take(key_size));
-    ids.push(mark);
-    ids.extend_from_slice(value);
-    ids.push(EOS);
+    /// Appends a key, a mark, a value and EOS. The key's symbols are the digits of its number, the lowest first.
+    fn push_segment(&self, ids: &mut Vec<i32>, key: usize, mark: i32, value: &[i32]) {
+        let digits = std::iter::successors(Some(key), |rest| Some(rest / self.symbols)).map(|rest| (rest % self.symbols) as i32);
+        ids.extend(digits.take(self.key_size));
+        ids.push(mark);
+        ids.extend_from_slice(value);
+        ids.push(EOS);
+    }
 }
 
 /// Picks one of the different keys, all alike however often they come, and gives where it comes last.
@@ -209,7 +227,7 @@ mod tests {
     use super::*;
 
     fn task(setting: Setting, key_size: usize, value_size: usize) -> Retrieval {
-        Retrieval { setting, key_size, value_size }
+        Retrieval { setting, key_size, value_size, symbols: SYMBOLS }
     }
 
     fn example(task: Retrieval, pairs: usize, batch: usize, seed: u64) -> Example {
@@ -336,6 +354,33 @@ mod tests {
             assert!(task(Setting::Rewrite, k, v).check(pairs).is_err());
         }
         assert!(task(Setting::Remember, 1, 1).example(1, 0, &mut Random::new(0)).is_err());
+    }
+
+    #[test]
+    fn keys_and_values_are_made_of_as_many_symbols_as_the_task_has() {
+        for (symbols, k, pairs) in [(2, 5, 32), (32, 1, 32), (100, 1, 100), (100, 9, 3)] {
+            let task = Retrieval { symbols, ..task(Setting::Remember, k, 2) };
+            let texts = pairs_of(task, &example(task, pairs, 40, 6));
+            let mut seen = HashSet::new();
+            for (pairs, (key, value)) in &texts {
+                assert_eq!(pairs.iter().map(|(k, _)| k).collect::<HashSet<_>>().len(), pairs.len());
+                assert_eq!(pairs.iter().find(|(k, _)| k == key).unwrap().1, *value);
+                pairs.iter().for_each(|(k, v)| seen.extend(k.iter().chain(v).copied()));
+            }
+            assert_eq!(seen, (0..symbols as i32).collect(), "{symbols} symbols");
+            assert_eq!(task.values(), symbols * symbols);
+        }
+    }
+
+    #[test]
+    fn symbols_that_are_too_few_or_run_into_the_marks_are_refused() {
+        for symbols in [0, 1, 101] {
+            let said = Retrieval { symbols, ..task(Setting::Rewrite, 1, 1) }.check(1).unwrap_err().to_string();
+            assert!(said.contains("symbols: expected 2 to 100") && said.ends_with(&symbols.to_string()), "{said}");
+        }
+        let said = Retrieval { symbols: 32, ..task(Setting::Remember, 1, 1) }.check(33).unwrap_err().to_string();
+        assert!(said.contains("only 32 of 1 of 32 symbols"), "{said}");
+        assert!(Retrieval { symbols: 100, ..task(Setting::Rewrite, 10, 1) }.check(1).is_err(), "100^10 does not fit");
     }
 
     #[test]

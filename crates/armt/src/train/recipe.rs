@@ -10,7 +10,7 @@ use toml::Spanned;
 use crate::config::{Alignment, Config, MemoryConfig, ModelType};
 use crate::error::{Error, Result};
 use crate::schedule::Backprop;
-use crate::tasks::retrieval::{Retrieval, Setting, VOCAB};
+use crate::tasks::retrieval::{Retrieval, SYMBOLS, Setting, VOCAB};
 
 /// What to train, on what, and how.
 #[derive(Clone, Debug, Deserialize)]
@@ -41,7 +41,7 @@ pub struct Recipe {
 }
 
 /// Associative retrieval.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TaskRecipe {
     /// `remember` or `rewrite`.
@@ -49,9 +49,12 @@ pub struct TaskRecipe {
     /// Symbols of a value.
     #[serde(default = "one")]
     pub value_size: usize,
+    /// Different symbols that keys and values are made of: 2 to 100, and 16 if not given.
+    #[serde(default = "the_authors_symbols")]
+    pub symbols: Spanned<usize>,
 }
 
-/// The paper's small GPT-NeoX unless changed: 4 layers, width 128, 4 heads, feed-forward 128.
+/// The paper's small GPT-NeoX unless changed: 4 layers, width 128, 4 heads, feed-forward 128, weights of spread 0.02.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelRecipe {
@@ -63,11 +66,13 @@ pub struct ModelRecipe {
     pub heads: usize,
     /// Inner width of the feed-forward part.
     pub inner: usize,
+    /// Spread of the first weights, `initializer_range`.
+    pub init: f64,
 }
 
 impl Default for ModelRecipe {
     fn default() -> Self {
-        ModelRecipe { layers: 4, width: 128, heads: 4, inner: 128 }
+        ModelRecipe { layers: 4, width: 128, heads: 4, inner: 128, init: 0.02 }
     }
 }
 
@@ -122,6 +127,9 @@ pub struct Stage {
     /// Symbols of a key.
     #[serde(default = "one")]
     pub key_size: usize,
+    /// Another number of different symbols for this stage: few are told apart sooner.
+    #[serde(default)]
+    pub symbols: Option<usize>,
     /// Texts of a batch.
     pub batch: usize,
     /// Parts that a batch is computed in, their gradients added.
@@ -148,6 +156,10 @@ fn perfect() -> f64 {
     1.0
 }
 
+fn the_authors_symbols() -> Spanned<usize> {
+    Spanned::new(0..0, SYMBOLS)
+}
+
 impl Recipe {
     /// Reads a recipe, with `key=value` changes (`optimizer.lr=1e-3`, `seed=2`) made before it is checked.
     pub fn load(path: &Path, changes: &[String]) -> Result<Self> {
@@ -166,11 +178,16 @@ impl Recipe {
             let text = toml::to_string(&table).map_err(|e| Error::Argument(e.to_string()))?;
             toml::from_str(&text).map_err(trouble)?
         };
-        recipe.check(text)?;
+        // Places in a changed recipe are not those of the file.
+        recipe.check(changes.is_empty().then_some(text))?;
         Ok(recipe)
     }
 
-    fn check(&self, text: &str) -> Result<()> {
+    fn check(&self, text: Option<&str>) -> Result<()> {
+        let line = |start: usize| match text.and_then(|t| t.get(..start)) {
+            Some(before) => format!(" (line {})", 1 + before.matches('\n').count()),
+            None => String::new(),
+        };
         if self.stages.is_empty() {
             return Err(Error::config("stage", "at least one [[stage]]", "none"));
         }
@@ -184,10 +201,12 @@ impl Recipe {
         if self.eval.every == 0 || self.eval.samples == 0 {
             return Err(Error::config("eval", "every and samples of at least 1", "0"));
         }
+        let TaskRecipe { setting, value_size, symbols } = &self.task;
+        let task = Retrieval { setting: *setting, key_size: 1, value_size: *value_size, symbols: *symbols.get_ref() };
+        task.check_symbols().map_err(|e| Error::Argument(format!("task{}: {e}", line(symbols.span().start))))?;
         for (i, spanned) in self.stages.iter().enumerate() {
-            let line = 1 + text.get(..spanned.span().start).unwrap_or(text).matches('\n').count();
             let stage = spanned.get_ref();
-            let at = |e: Error| Error::Argument(format!("stage {} (line {line}): {e}", i + 1));
+            let at = |e: Error| Error::Argument(format!("stage {}{}: {e}", i + 1, line(spanned.span().start)));
             for (key, value) in
                 [("pairs", stage.pairs), ("key_size", stage.key_size), ("batch", stage.batch), ("accumulate", stage.accumulate)]
             {
@@ -213,7 +232,9 @@ impl Recipe {
 
     /// The task of a stage.
     pub fn task(&self, stage: &Stage) -> Retrieval {
-        Retrieval { setting: self.task.setting, key_size: stage.key_size, value_size: self.task.value_size }
+        let TaskRecipe { setting, value_size, symbols } = &self.task;
+        let symbols = stage.symbols.unwrap_or(*symbols.get_ref());
+        Retrieval { setting: *setting, key_size: stage.key_size, value_size: *value_size, symbols }
     }
 
     /// The model of a stage: a segment is one pair, so it grows with the keys.
@@ -228,7 +249,7 @@ impl Recipe {
                 "model_type": "gpt_neox", "vocab_size": VOCAB, "hidden_size": m.width, "num_hidden_layers": m.layers,
                 "num_attention_heads": m.heads, "intermediate_size": m.inner, "max_position_embeddings": 2048,
                 "rotary_pct": 0.25, "rotary_emb_base": 10000, "use_parallel_residual": true, "hidden_act": "gelu",
-                "tie_word_embeddings": false, "initializer_range": 0.02, "eos_token_id": crate::tasks::retrieval::EOS,
+                "tie_word_embeddings": false, "initializer_range": m.init, "eos_token_id": crate::tasks::retrieval::EOS,
             }),
         }
     }
@@ -328,6 +349,24 @@ steps = 20
         refused(&RECIPE.replace("steps = 10", "steps = 0"), &["stage 1", "steps"]);
         refused(&RECIPE.replace("setting = \"remember\"", "setting = \"forget\""), &["forget"]);
         refused("seed = 1", &["task"]);
+        refused(&RECIPE.replace("[memory]", "symbols = 101\n[memory]"), &["task (line 5)", "symbols: expected 2 to 100", "101"]);
+        refused(&format!("{RECIPE}symbols = 1"), &["stage 2 (line 13)", "symbols: expected 2 to 100", "got 1"]);
+        refused(&RECIPE.replace("[memory]", "symbols = \"many\"\n[memory]"), &["line 5", "many"]);
+        refused(&RECIPE.replace("[memory]", "symbols = 4\n[memory]"), &["stage 2 (line 14)", "only 16 of 2 of 4 symbols"]);
+    }
+
+    #[test]
+    fn a_task_has_the_authors_symbols_or_its_own() {
+        let symbols = |text: &str, changes: &[String]| {
+            let r = Recipe::parse(text, changes).unwrap();
+            r.task(r.stages[1].get_ref()).symbols
+        };
+        assert_eq!(symbols(RECIPE, &[]), 16);
+        assert_eq!(symbols(&RECIPE.replace("[memory]", "symbols = 32\n[memory]"), &[]), 32);
+        assert_eq!(symbols(RECIPE, &["task.symbols=64".into()]), 64);
+        assert_eq!(symbols(&format!("{RECIPE}symbols = 8"), &["task.symbols=64".into()]), 8);
+        let error = Recipe::parse(RECIPE, &["task.symbols=1".into()]).err().unwrap().to_string();
+        assert_eq!(error, "task: symbols: expected 2 to 100, the tokens below the marks, got 1");
     }
 
     #[test]

@@ -201,6 +201,13 @@ fn remove(folder: &Path) -> Result<()> {
     }
 }
 
+/// Most pairs that the model in a run's `best` or `last` folder was trained on, by the run's log. `None` for any other folder.
+pub fn trained_pairs(model: &Path) -> Option<usize> {
+    let log = std::fs::read_to_string(model.canonicalize().ok()?.parent()?.join(LOG)).ok()?;
+    let pairs = |line: &str| serde_json::from_str::<Value>(line).ok()?.get("pairs")?.as_u64();
+    log.lines().filter_map(pairs).max().map(|n| n as usize)
+}
+
 /// Opens the log to append to, locked, without a last line that a crash left unfinished.
 fn open_log(path: &Path) -> Result<File> {
     let file = path.join(LOG);

@@ -26,7 +26,6 @@ use crate::model::Model;
 use crate::random::Random;
 use crate::schedule::Choice;
 use crate::tasks::Example;
-use crate::tasks::retrieval::SYMBOLS;
 
 /// Batches that wait for the device.
 const AHEAD: usize = 4;
@@ -248,7 +247,7 @@ impl StageRun<'_> {
             right += exact_match(self.model, &example, Choice::Auto)?;
         }
         let exact = right as f64 / samples as f64;
-        let stored = stored_pairs(exact, pairs, SYMBOLS.pow(task.value_size as u32));
+        let stored = stored_pairs(exact, pairs, task.values());
         let (stage, total) = (progress.stage + 1, progress.total);
         self.folder.log(&json!({"step": total, "stage": stage, "pairs": pairs, "exact_match": exact, "stored": stored}))?;
         self.events.scalars(total, &[("valid/exact_match", exact as f32), ("valid/stored", stored as f32)])?;
