@@ -96,10 +96,10 @@ struct Piece<'a> {
 }
 
 /// dx = 1/std (a - mean(a) - xhat mean(a xhat)) with a = dy gain and xhat = (x - mean) / std; RMS norm has no mean(a).
-/// The gradients of gain and bias, sum(dy xhat) and sum(dy), come as partial sums `[G, pieces, d]` over [`rows_per_sum`] rows.
+/// With `add`, dx is added to what is there. The gradients of gain and bias, sum(dy xhat) and sum(dy), come as partial sums `[G, pieces, d]` over [`rows_per_sum`] rows.
 pub(crate) fn backward(
     (x, gain, dy): (&[f32], &[f32], &[f32]),
-    dx: &mut [f32],
+    (dx, add): (&mut [f32], bool),
     dgain: &mut [f32],
     mut dbias: Option<&mut [f32]>,
     norm: Norm,
@@ -118,7 +118,7 @@ pub(crate) fn backward(
         let first = i / pieces * m + i % pieces * block;
         tasks.push(Piece { first, dx, dgain, dbias: dbias.as_mut().and_then(Iterator::next) });
     }
-    let run = |piece: Piece<'_>| simd!(backward_piece((x, gain, dy), piece, norm));
+    let run = |piece: Piece<'_>| simd!(backward_piece((x, gain, dy), piece, add, norm));
     if 8 * x.len() < 2 * GRAIN {
         tasks.into_iter().for_each(run);
     } else {
@@ -127,13 +127,16 @@ pub(crate) fn backward(
 }
 
 #[inline(always)]
-fn backward_piece((x, gain, dy): (&[f32], &[f32], &[f32]), piece: Piece<'_>, norm: Norm) {
+fn backward_piece((x, gain, dy): (&[f32], &[f32], &[f32]), piece: Piece<'_>, add: bool, norm: Norm) {
     let Norm { m, d, .. } = norm;
     let Piece { first, dx, dgain, mut dbias } = piece;
     let gain = &gain[first / m * d..][..d];
     dgain.fill(0.0);
     if let Some(dbias) = dbias.as_deref_mut() {
         dbias.fill(0.0);
+    }
+    if !add {
+        dx.fill(0.0);
     }
     let rows = x[first * d..].chunks_exact(d).zip(dy[first * d..].chunks_exact(d));
     for (dx, (x, dy)) in dx.chunks_exact_mut(d).zip(rows) {
@@ -148,7 +151,7 @@ fn backward_piece((x, gain, dy): (&[f32], &[f32], &[f32]), piece: Piece<'_>, nor
                 {
                     let xhat = (x - mean) * scale;
                     // dy gain is rounded as it was in its mean, so that rows of one element give exactly zero.
-                    *dx = scale * xhat.mul_add(-along, dy * gain - a);
+                    *dx = scale.mul_add(xhat.mul_add(-along, dy * gain - a), *dx);
                     *dgain = dy.mul_add(xhat, *dgain);
                     *dbias += dy;
                 }
@@ -156,7 +159,7 @@ fn backward_piece((x, gain, dy): (&[f32], &[f32], &[f32]), piece: Piece<'_>, nor
             None => {
                 for ((((dx, x), dy), gain), dgain) in dx.iter_mut().zip(x).zip(dy).zip(gain).zip(dgain.iter_mut()) {
                     let xhat = x * scale;
-                    *dx = scale * xhat.mul_add(-along, dy * gain);
+                    *dx = scale.mul_add(xhat.mul_add(-along, dy * gain), *dx);
                     *dgain = dy.mul_add(xhat, *dgain);
                 }
             }

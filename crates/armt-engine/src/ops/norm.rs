@@ -8,7 +8,7 @@ use super::{cast, cuda_of, to_f32, via_f32};
 use crate::cpu::norm::{self as cpu, Norm};
 use crate::cuda::CudaDevice;
 use crate::error::{Error, Result};
-use crate::tape::{Backward, Grads, record};
+use crate::tape::{Backward, Grads, Target, record};
 use crate::tensor::{DType, Tensor};
 
 /// Layer norm. x is `[G, .., d]` with gain and bias `[G, d]`, or `[.., d]` with `[d]`; other shapes are refused.
@@ -119,7 +119,11 @@ impl Backward for NormBackward {
         let NormBackward { op, x, gain, norm } = *self;
         let Norm { groups, m, d, centred, .. } = norm;
         let dy = grads.output(0)?;
-        let dx = Tensor::uninit(x.shape(), x.dtype(), x.device())?;
+        let target = match grads.target(0)? {
+            Some(target) => target,
+            None => Target { tensor: Tensor::uninit(x.shape(), x.dtype(), x.device())?, accumulate: false },
+        };
+        let Target { tensor: dx, accumulate } = &target;
         let length = match cuda_of(&x) {
             None => cpu::rows_per_sum(m, d),
             Some(cuda) => rows_per_block(cuda, groups, m),
@@ -131,18 +135,17 @@ impl Backward for NormBackward {
             None => {
                 let mut dbias = dbias.as_ref().map(|t| t.write::<f32>(op)).transpose()?;
                 let inputs = (&*x.read::<f32>(op)?, &*gain.read::<f32>(op)?, &*dy.read::<f32>(op)?);
-                cpu::backward(inputs, &mut dx.write::<f32>(op)?, &mut dgain.write::<f32>(op)?, dbias.as_deref_mut(), norm);
+                cpu::backward(inputs, (&mut dx.write::<f32>(op)?, *accumulate), &mut dgain.write::<f32>(op)?, dbias.as_deref_mut(), norm);
             }
             Some(cuda) => {
-                let path = Path::of(d, &[Some(&x), Some(&gain), Some(&dy), Some(&dx)]);
+                let path = Path::of(d, &[Some(&x), Some(&gain), Some(&dy), Some(dx)]);
                 let wide = path == Path::Wide || path == Path::WideVector;
                 let launch = cuda.kernel("norm", x.dtype(), &path.kernel("norm_backward"))?.grid(pieces, groups, 1);
                 let launch = launch.shared(if wide { 0 } else { WARPS * d * size_of::<f32>() });
-                let launch = launch.arg(&x).arg(&gain).arg(&dy).arg(&dx).arg(&dgain).arg(dbias.as_ref());
-                launch.arg(length).arg(m).arg(d).arg(norm.eps).run()?;
+                let launch = launch.arg(&x).arg(&gain).arg(&dy).arg(dx).arg(&dgain).arg(dbias.as_ref());
+                launch.arg(length).arg(m).arg(d).arg(norm.eps).arg(*accumulate).run()?;
             }
         }
-        grads.give(0, dx)?;
         if let Some(t) = grads.target(1)? {
             add_sum(&dgain, [groups, pieces, d], &t)?;
         }

@@ -6,12 +6,24 @@ __device__ __forceinline__ float gelu_erf_slope(float x) {
     return 0.5f * (1.f + erff(x * 0.7071067812f)) + x * 0.3989422804f * __expf(-0.5f * x * x);
 }
 
+constexpr int WIDE = 16 / sizeof(T);
 #define UNARY(name, value, slope)                                                                                   \
     extern "C" __global__ void name(const T* x, T* y, i64 n) {                                                      \
-        EACH(i, n) { float v = to_f32(x[i]); y[i] = from_f32<T>(value); }                                           \
+        each_wide<WIDE>(n, aligned(x, y), [&](auto count, i64 i) {                                                  \
+            Vec<T, count.k> own = *(const Vec<T, count.k>*)(x + i), out;                                            \
+            for (int e = 0; e < count.k; e++) { float v = to_f32(own.v[e]); out.v[e] = from_f32<T>(value); }        \
+            *(Vec<T, count.k>*)(y + i) = out;                                                                       \
+        });                                                                                                         \
     }                                                                                                               \
     extern "C" __global__ void name##_backward(const T* x, const T* dy, T* dx, i64 n) {                             \
-        EACH(i, n) { float v = to_f32(x[i]); dx[i] = from_f32<T>(to_f32(dy[i]) * (slope)); }                        \
+        each_wide<WIDE>(n, aligned(x, dy, dx), [&](auto count, i64 i) {                                             \
+            Vec<T, count.k> own = *(const Vec<T, count.k>*)(x + i), up = *(const Vec<T, count.k>*)(dy + i), out;    \
+            for (int e = 0; e < count.k; e++) {                                                                     \
+                float v = to_f32(own.v[e]);                                                                         \
+                out.v[e] = from_f32<T>(to_f32(up.v[e]) * (slope));                                                  \
+            }                                                                                                       \
+            *(Vec<T, count.k>*)(dx + i) = out;                                                                      \
+        });                                                                                                         \
     }
 UNARY(relu, fmaxf(v, 0.f), (v > 0.f ? 1.f : 0.f))
 UNARY(sigmoid, sigmoid_of(v), sigmoid_slope(v))

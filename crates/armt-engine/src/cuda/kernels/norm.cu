@@ -86,7 +86,7 @@ __device__ __forceinline__ void gather(const float* sums, float* shared, int lan
 
 template <int N, int HELD>
 __device__ __forceinline__ void backward(const T* x, const T* gain, const T* dy, T* dx, float* dgain, float* dbias, i64 length, i64 m,
-                                         int d, float eps) {
+                                         int d, float eps, bool add) {
     extern __shared__ float shared[];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     i64 piece = blockIdx.x, group = blockIdx.y, from = piece * length, to = min(from + length, m);
@@ -117,11 +117,13 @@ __device__ __forceinline__ void backward(const T* x, const T* gain, const T* dy,
         for (int j = 0; j < HELD; j++) {
             int at = (j * 32 + lane) * N;
             if (at >= d) continue;
-            Vec<T, N> out;
+            Vec<T, N> out = {};
+            if (add) out = *(const Vec<T, N>*)(dx + start + at);
 #pragma unroll
             for (int e = 0; e < N; e++) {
                 float xhat = (to_f32(row[j].v[e]) - mean) * scale;
-                out.v[e] = from_f32<T>(scale * (__fmul_rn(to_f32(up[j].v[e]), to_f32(g[j].v[e])) - plain - xhat * along));
+                float slope = scale * (__fmul_rn(to_f32(up[j].v[e]), to_f32(g[j].v[e])) - plain - xhat * along);
+                out.v[e] = from_f32<T>(add ? to_f32(out.v[e]) + slope : slope);
             }
             *(Vec<T, N>*)(dx + start + at) = out;
         }
@@ -175,7 +177,7 @@ __device__ __forceinline__ void wide_forward(const T* x, const T* gain, const T*
 // A thread meets the same columns in every row, so that it can add to their sums in memory.
 template <int N>
 __device__ __forceinline__ void wide_backward(const T* x, const T* gain, const T* dy, T* dx, float* dgain, float* dbias, i64 length,
-                                              i64 m, i64 d, float eps) {
+                                              i64 m, i64 d, float eps, bool add) {
     __shared__ float scratch[32];
     i64 piece = blockIdx.x, group = blockIdx.y, from = piece * length, to = min(from + length, m);
     i64 own = (group * gridDim.x + piece) * d;
@@ -197,11 +199,13 @@ __device__ __forceinline__ void wide_backward(const T* x, const T* gain, const T
         along = block_sum(along, scratch) / d;
         for (i64 at = (i64)threadIdx.x * N; at < d; at += (i64)blockDim.x * N) {
             Vec<T, N> v = *(const Vec<T, N>*)(x + start + at), u = *(const Vec<T, N>*)(dy + start + at);
-            Vec<T, N> g = *(const Vec<T, N>*)(gain + group * d + at), out;
+            Vec<T, N> g = *(const Vec<T, N>*)(gain + group * d + at), out = {};
+            if (add) out = *(const Vec<T, N>*)(dx + start + at);
 #pragma unroll
             for (int e = 0; e < N; e++) {
                 float up = to_f32(u.v[e]), xhat = (to_f32(v.v[e]) - mean) * scale;
-                out.v[e] = from_f32<T>(scale * (__fmul_rn(up, to_f32(g.v[e])) - plain - xhat * along));
+                float slope = scale * (__fmul_rn(up, to_f32(g.v[e])) - plain - xhat * along);
+                out.v[e] = from_f32<T>(add ? to_f32(out.v[e]) + slope : slope);
                 float* sum = dgain + own + at + e;
                 *sum = i == from ? up * xhat : *sum + up * xhat;
                 if (dbias) {
@@ -222,8 +226,8 @@ __device__ __forceinline__ void wide_backward(const T* x, const T* gain, const T
     }                                                                                                                               \
     extern "C" __global__ void __launch_bounds__(256)                                                                               \
         norm_backward_##name(const T* x, const T* gain, const T* dy, T* dx, float* dgain, float* dbias, i64 length, i64 m, i64 d,   \
-                             float eps) {                                                                                           \
-        backward<n, held>(x, gain, dy, dx, dgain, dbias, length, m, (int)d, eps);                                                   \
+                             float eps, bool add) {                                                                                           \
+        backward<n, held>(x, gain, dy, dx, dgain, dbias, length, m, (int)d, eps, add);                                                \
     }
 #define WIDE_ROWS(name, n)                                                                                                           \
     extern "C" __global__ void __launch_bounds__(256)                                                                               \
@@ -232,8 +236,8 @@ __device__ __forceinline__ void wide_backward(const T* x, const T* gain, const T
     }                                                                                                                               \
     extern "C" __global__ void __launch_bounds__(256)                                                                               \
         norm_backward_##name(const T* x, const T* gain, const T* dy, T* dx, float* dgain, float* dbias, i64 length, i64 m, i64 d,   \
-                             float eps) {                                                                                           \
-        wide_backward<n>(x, gain, dy, dx, dgain, dbias, length, m, d, eps);                                                         \
+                             float eps, bool add) {                                                                                           \
+        wide_backward<n>(x, gain, dy, dx, dgain, dbias, length, m, d, eps, add);                                                    \
     }
 
 HELD_ROWS(vector_1, ALL, 1)

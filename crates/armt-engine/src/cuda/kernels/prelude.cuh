@@ -55,6 +55,16 @@ __device__ __forceinline__ float block_max(float x, float* scratch) {
 
 #define EACH(i, n) for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (i64)gridDim.x * blockDim.x)
 
+// Element-wise work: f(Count<k>, i) for elements i .. i + k of n, N at a time where `wide` (all addresses are multiples of N elements), the
+// rest one by one.
+template <int K> struct Count { static constexpr int k = K; };
+template <int N, class F> __device__ __forceinline__ void each_wide(i64 n, bool wide, F f) {
+    i64 vectors = wide ? n / N : 0;
+    EACH(i, vectors) f(Count<N>(), i * N);
+    EACH(i, n - vectors * N) f(Count<1>(), vectors * N + i);
+}
+template <class... P> __device__ __forceinline__ bool aligned(P... pointers) { return (((u64)pointers | ...) & 15) == 0; }
+
 __device__ __forceinline__ float sigmoid_of(float x) { return 1.f / (1.f + __expf(-x)); }
 
 // GELU in its tanh form: x/2 (1 + tanh u) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3).
