@@ -24,12 +24,17 @@ use crate::error::{Error, Result};
 use crate::tensor::DType;
 use crate::tensor::pool::{Block, Pool, Source};
 
+/// Counters that a kernel may use.
+pub(crate) const COUNTERS: usize = 4096;
+
 /// One GPU with its stream, its buffer pool, its libraries and its kernels.
 pub struct CudaDevice {
     blas: Mutex<Blas>,
     kernels: Kernels,
     /// Two i32: a code, and a value, that a kernel leaves when it meets bad input (a token id outside the table).
     fault: Block,
+    /// Zeros, which a kernel of several blocks counts its blocks with and sets back.
+    counters: Block,
     _workspace: Block,
     pool: RwLock<Arc<Pool>>,
     context: Arc<Context>,
@@ -71,11 +76,14 @@ impl CudaDevice {
         let workspace = pool.alloc(blas::WORKSPACE)?;
         let fault = pool.alloc(8)?;
         context.zero(fault.address() as u64, 8)?;
+        let counters = pool.alloc(4 * COUNTERS)?;
+        context.zero(counters.address() as u64, 4 * COUNTERS)?;
         let blas = Blas::load(&context, &majors, workspace.address() as u64)?;
         let device = Arc::new(CudaDevice {
             blas: Mutex::new(blas),
             kernels: Kernels::new(nvrtc, context.capability),
             fault,
+            counters,
             _workspace: workspace,
             pool: RwLock::new(pool),
             context,
@@ -176,6 +184,11 @@ impl CudaDevice {
     /// Address of the two words that kernels report bad input in.
     pub(crate) fn fault_ptr(&self) -> usize {
         self.fault.address()
+    }
+
+    /// Address of [`COUNTERS`] i32 zeros.
+    pub(crate) fn counters_ptr(&self) -> usize {
+        self.counters.address()
     }
 
     /// Turns what a kernel reported into an error, and forgets it.

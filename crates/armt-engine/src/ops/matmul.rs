@@ -146,7 +146,13 @@ impl Backward for ProductBackward {
 }
 
 /// Gradients of the operands, inputs 0 and 1, of y = op(a) op(b).
-fn give_operands(grads: &mut Grads<'_>, dy: &Tensor, (a, ta): (&Tensor, bool), (b, tb): (&Tensor, bool), s: Sizes) -> Result<()> {
+pub(super) fn give_operands(
+    grads: &mut Grads<'_>,
+    dy: &Tensor,
+    (a, ta): (&Tensor, bool),
+    (b, tb): (&Tensor, bool),
+    s: Sizes,
+) -> Result<()> {
     let Sizes { batch, m, n, k } = s;
     if let Some(t) = grads.target(0)? {
         if ta {
@@ -185,28 +191,8 @@ pub fn linear(x: &Tensor, w: &Tensor, with: Linear<'_>) -> Result<Tensor> {
         let with = Linear { bias: bias.as_ref(), residual: residual.as_ref(), ..with };
         return cast(&linear(&to_f32(x)?, &to_f32(w)?, with)?, DType::BF16);
     }
-    let grouped = w.shape().rank() == 3;
-    if !grouped {
-        w.expect_rank(OP, "the weight", 2)?;
-    }
-    let (k, n) = last_two(w.shape(), transposed);
-    let batch = if grouped { w.shape()[0] } else { 1 };
-    let fits = x.shape().rank() >= w.shape().rank() - 1 && x.shape().last() == k && (!grouped || x.shape()[0] == batch);
-    if !fits || x.shape().rank() == 0 {
-        let expected = if grouped { format!("[{batch}, .., {k}]") } else { format!("[.., {k}]") };
-        return Err(Error::shape(OP, "x", expected, x.shape()));
-    }
-    let m = x.elements() / (batch * k).max(1);
-    let y_shape = x.shape().with_last(n);
-    if let Some(bias) = bias
-        && (bias.elements() != batch * n || bias.shape().last() != n)
-    {
-        return Err(Error::shape(OP, "the bias", if grouped { format!("[{batch}, {n}]") } else { format!("[{n}]") }, bias.shape()));
-    }
-    if let Some(residual) = residual {
-        residual.expect_shape(OP, "the residual", y_shape)?;
-    }
-    let sizes = Sizes { batch, m, n, k };
+    let sizes = sizes(OP, x, w, &with)?;
+    let y_shape = x.shape().with_last(sizes.n);
     let inputs: Vec<&Tensor> = [Some(x), Some(w), bias, residual].into_iter().flatten().collect();
     let y = Tensor::uninit(y_shape, x.dtype(), x.device())?;
     // The values before the activation, which its derivative needs.
@@ -222,6 +208,32 @@ pub fn linear(x: &Tensor, w: &Tensor, with: Linear<'_>) -> Result<Tensor> {
         has_residual: residual.is_some(),
         sizes,
     }))
+}
+
+/// The sizes of a linear layer; an error where shapes do not fit together.
+pub(super) fn sizes(op: &'static str, x: &Tensor, w: &Tensor, with: &Linear<'_>) -> Result<Sizes> {
+    let grouped = w.shape().rank() == 3;
+    if !grouped {
+        w.expect_rank(op, "the weight", 2)?;
+    }
+    let (k, n) = last_two(w.shape(), with.transposed);
+    let batch = if grouped { w.shape()[0] } else { 1 };
+    let fits = x.shape().rank() >= w.shape().rank() - 1 && x.shape().last() == k && (!grouped || x.shape()[0] == batch);
+    if !fits || x.shape().rank() == 0 {
+        let expected = if grouped { format!("[{batch}, .., {k}]") } else { format!("[.., {k}]") };
+        return Err(Error::shape(op, "x", expected, x.shape()));
+    }
+    let m = x.elements() / (batch * k).max(1);
+    let y_shape = x.shape().with_last(n);
+    if let Some(bias) = with.bias
+        && (bias.elements() != batch * n || bias.shape().last() != n)
+    {
+        return Err(Error::shape(op, "the bias", if grouped { format!("[{batch}, {n}]") } else { format!("[{n}]") }, bias.shape()));
+    }
+    if let Some(residual) = with.residual {
+        residual.expect_shape(op, "the residual", y_shape)?;
+    }
+    Ok(Sizes { batch, m, n, k })
 }
 
 /// activation(x w + bias) + residual into y, untracked. `before`, if given, receives what the activation was applied to.

@@ -135,7 +135,13 @@ impl Backward for NormBackward {
             None => {
                 let mut dbias = dbias.as_ref().map(|t| t.write::<f32>(op)).transpose()?;
                 let inputs = (&*x.read::<f32>(op)?, &*gain.read::<f32>(op)?, &*dy.read::<f32>(op)?);
-                cpu::backward(inputs, (&mut dx.write::<f32>(op)?, *accumulate), &mut dgain.write::<f32>(op)?, dbias.as_deref_mut(), norm);
+                cpu::backward(
+                    inputs,
+                    (&mut dx.write::<f32>(op)?, *accumulate),
+                    &mut dgain.write::<f32>(op)?,
+                    dbias.as_deref_mut(),
+                    norm,
+                );
             }
             Some(cuda) => {
                 let path = Path::of(d, &[Some(&x), Some(&gain), Some(&dy), Some(dx)]);

@@ -2,6 +2,7 @@
 
 use super::{cast, cuda_of, scale, to_f32, via_f32};
 use crate::cpu::reduce as cpu;
+use crate::cuda::COUNTERS;
 use crate::error::{Error, Result};
 use crate::tape::{Backward, Grads, record};
 use crate::tensor::{DType, Shape, Tensor};
@@ -74,24 +75,21 @@ pub(crate) fn sum_middle_into(x: &Tensor, sizes: [usize; 3], y: &Tensor, accumul
         cpu::sum_middle(&x.read::<f32>(OP)?, sizes, &mut y.write::<f32>(OP)?, accumulate);
         return Ok(());
     };
-    // Enough pieces of the summed axis to fill the card; their sums are added in order by a second launch.
-    let tiles = if inner == 1 { outer } else { outer * inner.div_ceil(32) };
+    let wide = inner.is_multiple_of(4) && x.ptr().is_multiple_of(16);
+    let (name, columns) = match inner {
+        1 => ("sum_last", 1),
+        _ if wide => ("sum_middle_wide", 128),
+        _ => ("sum_middle", 32),
+    };
+    // Enough pieces of the summed axis to fill the card.
+    let tiles = outer * inner.div_ceil(columns);
     let wanted = (cuda.multiprocessors() * 4).div_ceil(tiles.max(1));
     let most = middle.div_ceil(if inner == 1 { 1024 } else { 64 });
-    let pieces = wanted.min(most).clamp(1, 1024);
-    let launch = |x: &Tensor, y: &Tensor, middle: usize, pieces: usize, accumulate: bool| {
-        if inner == 1 {
-            let launch = cuda.kernel("reduce", x.dtype(), "sum_last")?.grid(outer, pieces, 1);
-            launch.arg(x).arg(y).arg(middle).arg(accumulate).run()
-        } else {
-            let launch = cuda.kernel("reduce", x.dtype(), "sum_middle")?.grid(inner.div_ceil(32) * outer, pieces, 1);
-            launch.arg(x).arg(y).arg(middle).arg(inner).arg(accumulate).run()
-        }
-    };
-    if pieces == 1 {
-        return launch(x, y, middle, 1, accumulate);
+    let pieces = if tiles > COUNTERS { 1 } else { wanted.min(most).clamp(1, 1024) };
+    let partial = (pieces > 1).then(|| Tensor::uninit([outer, pieces, inner], DType::F32, x.device())).transpose()?;
+    let mut launch = cuda.kernel("reduce", x.dtype(), name)?.grid(tiles, pieces, 1).arg(x).arg(y).arg(middle);
+    if inner > 1 {
+        launch = launch.arg(inner);
     }
-    let partial = Tensor::uninit([outer, pieces, inner], DType::F32, x.device())?;
-    launch(x, &partial, middle, pieces, false)?;
-    launch(&partial, y, pieces, 1, accumulate)
+    launch.arg(accumulate).arg(partial.as_ref()).arg(cuda.counters_ptr()).run()
 }

@@ -20,7 +20,7 @@ pub fn cases() -> Vec<Case> {
             |a| Array { shape: vec![1], data: vec![a[0].data.iter().sum::<f64>() / a[0].data.len() as f64] },
         ));
     }
-    for shape in [[2usize, 3, 17], [1, 65, 3], [3, 1, 1], [1, 1000, 65]] {
+    for shape in [[2usize, 3, 17], [1, 65, 3], [3, 1, 1], [1, 1000, 65], [2, 700, 132]] {
         for axis in 0..3 {
             let x = normal(&mut rng, &shape);
             let (outer, middle) = (shape[..axis].iter().product::<usize>(), shape[axis]);
