@@ -15,7 +15,7 @@ use armt::engine::{DType, Device, Param, Tape};
 use armt::generate::Options;
 use armt::memory::{Content, MemoryState};
 use armt::model::{Model, Targets};
-use armt::schedule::Choice;
+use armt::schedule::{Backprop, Choice};
 use armt::segment::Batch;
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -295,12 +295,13 @@ fn gradients(case: &Case<'_>, model: &Model, schedule: Choice, tolerance: Tolera
     let state = MemoryState::empty(model, batch.batch).unwrap();
     if case.has("loss_nomask") {
         let tape = Tape::off();
-        let (loss, _) = model.loss(&tape, &batch, &targets_of(case, None), &state, schedule).unwrap();
+        let (loss, _) = model.loss(&tape, &batch, &targets_of(case, None), &state, schedule, Backprop::default()).unwrap();
         expect("the loss without mask", (loss.item().unwrap() - case.floats("loss_nomask")[0]).abs(), tolerance.logits)?;
     }
     model.params().iter().for_each(|p| p.zero_grad().unwrap());
     let tape = Tape::new();
-    let (loss, _) = model.loss(&tape, &batch, &targets_of(case, Some("labels_mask")), &state, schedule).unwrap();
+    let (loss, _) =
+        model.loss(&tape, &batch, &targets_of(case, Some("labels_mask")), &state, schedule, Backprop::default()).unwrap();
     tape.backward(&loss).unwrap();
     expect("the loss", (loss.item().unwrap() - case.floats("loss")[0]).abs(), tolerance.logits)?;
     let mut compared = 0;
@@ -330,7 +331,8 @@ fn padded(case: &Case<'_>, model: &Model, schedule: Choice, tolerance: Tolerance
         expect(&format!("a logit of position {i}"), off(&got[at.clone()], &want[at]), tolerance.logits)?;
     }
     let tape = Tape::off();
-    let (loss, _) = model.loss(&tape, &batch, &targets_of(case, Some("pad_labels_mask")), &state, schedule).unwrap();
+    let (loss, _) =
+        model.loss(&tape, &batch, &targets_of(case, Some("pad_labels_mask")), &state, schedule, Backprop::default()).unwrap();
     expect("the loss", (loss.item().unwrap() - case.floats("pad_loss")[0]).abs(), tolerance.logits)
 }
 

@@ -10,8 +10,10 @@ use armt::engine::optim::{AdamW, Group, Settings};
 use armt::engine::{DType, Device, Param, Tape};
 use armt::memory::MemoryState;
 use armt::model::{Model, Targets};
-use armt::schedule::Choice;
+use armt::schedule::{Backprop, Choice};
 use armt::segment::Batch;
+use armt::tasks::Example;
+use armt::train::Stepper;
 use proptest::prelude::*;
 use small::{FAMILIES, memories, model, numbers, off, tokens, used_state};
 
@@ -30,7 +32,7 @@ fn run(model: &Model, batch: &Batch, state: &MemoryState, schedule: Choice) -> R
     model.params().iter().for_each(|p| p.zero_grad().unwrap());
     let tape = Tape::new();
     let targets = Targets::shifted(&batch.ids, None, batch.batch);
-    let (loss, state) = model.loss(&tape, batch, &targets, state, schedule).unwrap();
+    let (loss, state) = model.loss(&tape, batch, &targets, state, schedule, Backprop::default()).unwrap();
     tape.backward(&loss).unwrap();
     let gradients = model.export(Param::grad).unwrap().into_iter().map(|(name, _, g)| (name, g)).collect();
     Run { logits, state, loss: loss.item().unwrap(), gradients }
@@ -129,35 +131,113 @@ fn a_window_sees_the_previous_segment_and_no_further() {
     assert_eq!(&change(1)[last.clone()], &plain[last], "with one layer, the one before it is not");
 }
 
+/// Gradients of a loss on the last `asked` tokens.
+fn gradients(
+    model: &Model,
+    text: &Batch,
+    asked: usize,
+    state: &MemoryState,
+    schedule: Choice,
+    backprop: Backprop,
+) -> Vec<Vec<f32>> {
+    model.params().iter().for_each(|p| p.zero_grad().unwrap());
+    let tokens = text.tokens();
+    let mut targets = Targets::shifted(&text.ids, None, text.batch);
+    targets.next.iter_mut().enumerate().for_each(|(i, t)| *t = if i % tokens + asked < tokens { -1 } else { *t });
+    let tape = Tape::new();
+    let (loss, _) = model.loss(&tape, text, &targets, state, schedule, backprop).unwrap();
+    tape.backward(&loss).unwrap();
+    model.params().iter().map(|p| p.grad().to_vec::<f32>().unwrap()).collect()
+}
+
+#[test]
+fn recomputing_blocks_changes_no_bit_of_a_gradient() {
+    for memory in memories() {
+        let model = model(small::config("gpt2", 3, memory, 4, Alignment::Left), 9, &Device::cpu());
+        let (text, state) = (tokens(2, 22, 10), MemoryState::empty(&model, 2).unwrap());
+        for schedule in [Choice::Sequential, Choice::Auto] {
+            let plain = gradients(&model, &text, 22, &state, schedule, Backprop::default());
+            let lean = gradients(&model, &text, 22, &state, schedule, Backprop { recompute: true, truncate: 0 });
+            assert!(plain == lean, "{:?} {schedule:?}", model.config().memory);
+        }
+    }
+}
+
+#[test]
+fn truncated_gradients_are_those_of_the_last_stretch_alone() {
+    for memory in memories() {
+        let model = small::model_of_spread(small::config("gpt_neox", 3, memory, 4, Alignment::Left), 11, 0.1, &Device::cpu());
+        if matches!(model.config().memory, MemoryConfig::None { sliding_window: true }) {
+            continue; // a window's segments are cut from one another always
+        }
+        let (text, empty) = (tokens(2, 24, 12), MemoryState::empty(&model, 2).unwrap());
+        let part = |range: std::ops::Range<usize>| {
+            let ids = (0..2).flat_map(|b| text.ids[b * 24..][range.clone()].to_vec()).collect();
+            Batch { ids, batch: 2, mask: None }
+        };
+        // Six segments in stretches of two: the last stretch begins with the fifth.
+        let (_, before) = model.forward(&part(0..16), &empty, Choice::Sequential).unwrap();
+        let alone = gradients(&model, &part(16..24), 3, &before, Choice::Sequential, Backprop::default());
+        let whole = gradients(&model, &text, 3, &empty, Choice::Sequential, Backprop::default());
+        for schedule in [Choice::Sequential, Choice::Auto] {
+            let cut = gradients(&model, &text, 3, &empty, schedule, Backprop { recompute: false, truncate: 2 });
+            for ((cut, alone), p) in cut.iter().zip(&alone).zip(model.params()) {
+                assert!(off(cut, alone) < 1e-4, "{} of {:?} is off by {}", p.name(), model.config().memory, off(cut, alone));
+            }
+            let remembers = !matches!(model.config().memory, MemoryConfig::None { .. });
+            assert_eq!(cut.iter().zip(&whole).any(|(c, w)| off(c, w) > 1e-3), remembers, "the cut does nothing");
+        }
+    }
+}
+
 /// From fixed weights and data, ten training steps. On the GPU where there is one: `cargo test --test schedules ten_losses`.
 #[test]
 fn ten_losses_are_the_same_under_every_schedule() {
-    let losses = |device: &Device, schedule: Choice| -> Vec<f32> {
+    let learner = |device: &Device| -> (Model, AdamW) {
         let config = small::config("gpt2", 3, memories().remove(0), 4, Alignment::Left);
         // Small weights, rate and a large eps: otherwise ten steps blow the devices' rounding up to anything (1e-6 in a weight to 5e-2).
         let model = small::model_of_spread(config, 8, 0.1, device);
         let params = model.params().into_iter().cloned().collect();
         let settings = Settings { eps: 1e-3, ..Settings::default() };
-        let mut optimizer = AdamW::new(vec![Group { params, weight_decay: 0.01, rate: 1.0 }], settings).unwrap();
-        (0..10)
-            .map(|step| {
-                let text = tokens(3, 18, step % 3);
-                let tape = Tape::new();
-                let targets = Targets::shifted(&text.ids, None, 3);
-                let state = MemoryState::empty(&model, 3).unwrap();
-                let (loss, _) = model.loss(&tape, &text, &targets, &state, schedule).unwrap();
-                optimizer.zero_grad().unwrap();
-                tape.backward(&loss).unwrap();
-                optimizer.step(1e-3).unwrap();
-                loss.item().unwrap()
-            })
-            .collect()
+        let optimizer = AdamW::new(vec![Group { params, weight_decay: 0.01, rate: 1.0 }], settings).unwrap();
+        (model, optimizer)
     };
+    let example = |step: u64| {
+        // Two lengths, each of which comes again.
+        let batch = tokens(3, 14 + 4 * (step as usize % 2), step % 3);
+        let targets = Targets::shifted(&batch.ids, None, 3);
+        Example { batch, targets }
+    };
+    let losses = |device: &Device, schedule: Choice| -> Vec<f32> {
+        let (model, mut optimizer) = learner(device);
+        let step = |step| {
+            let Example { batch, targets } = example(step);
+            let tape = Tape::new();
+            let state = MemoryState::empty(&model, 3).unwrap();
+            let (loss, _) = model.loss(&tape, &batch, &targets, &state, schedule, Backprop::default()).unwrap();
+            optimizer.zero_grad().unwrap();
+            tape.backward(&loss).unwrap();
+            optimizer.step(1e-3).unwrap();
+            loss.item().unwrap()
+        };
+        (0..10).map(step).collect()
+    };
+    // On CUDA the second step of a length is recorded, and from there on replayed.
+    let stepped = |device: &Device| -> Vec<f32> {
+        let (model, optimizer) = learner(device);
+        let mut stepper = Stepper::new(&model, optimizer, Backprop::default(), Choice::Diagonal).unwrap();
+        (0..10).map(|step| stepper.step(&example(step), 1, 1e-3).unwrap()).collect()
+    };
+    assert_eq!(stepped(&Device::cpu()), losses(&Device::cpu(), Choice::Diagonal));
     let sequential = losses(&Device::cpu(), Choice::Sequential);
     assert!(sequential[9] < sequential[0], "{sequential:?}");
     let mut others = vec![("cpu diagonal", losses(&Device::cpu(), Choice::Diagonal))];
     match Device::cuda(0) {
-        Ok(cuda) => others.push(("cuda diagonal", losses(&cuda, Choice::Diagonal))),
+        Ok(cuda) => {
+            let direct = losses(&cuda, Choice::Diagonal);
+            assert_eq!(stepped(&cuda), direct, "replayed steps differ from direct ones");
+            others.push(("cuda diagonal", direct));
+        }
         Err(why) => println!("not on the GPU: {why}"),
     }
     for (name, other) in others {
@@ -178,7 +258,7 @@ fn bf16_weights_give_nearly_the_same_losses() {
         let model = Model::fresh(config.clone(), 10, dtype, &Device::cpu()).unwrap();
         let targets = Targets::shifted(&text.ids, None, 2);
         let state = MemoryState::empty(&model, 2).unwrap();
-        model.loss(&Tape::off(), &text, &targets, &state, Choice::Auto).unwrap().0.item().unwrap()
+        model.loss(&Tape::off(), &text, &targets, &state, Choice::Auto, Backprop::default()).unwrap().0.item().unwrap()
     };
     let (full, half) = (loss(DType::F32), loss(DType::BF16));
     assert!((full - half).abs() < 2e-2 * full, "{full} and {half}");

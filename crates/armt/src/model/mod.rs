@@ -281,10 +281,11 @@ impl Model {
         targets: &Targets,
         state: &MemoryState,
         schedule: Choice,
+        backprop: Backprop,
     ) -> Result<(Tensor, MemoryState)> {
         state.expect_fits(self, batch.batch)?;
         let lesson = Lesson::new(self, &Draft::new(self, batch, targets)?)?;
-        self.lesson_loss(tape, &lesson, state, schedule, Backprop::default())
+        self.lesson_loss(tape, &lesson, state, schedule, backprop)
     }
 
     /// The same of an example that is on the device.

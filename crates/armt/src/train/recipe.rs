@@ -137,7 +137,7 @@ pub struct Stage {
     pub accumulate: usize,
     /// Most steps.
     pub steps: u64,
-    /// Each batch has a random number of pairs, from 1 to `pairs`.
+    /// Each batch has a random number of pairs, from 1 to `pairs`; above 25 pairs, one of 25 numbers.
     #[serde(default)]
     pub vary: bool,
     /// The stage ends when validation reaches this exact match.

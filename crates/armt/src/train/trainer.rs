@@ -33,6 +33,8 @@ const AHEAD: usize = 4;
 const EXPLODED: f32 = 1e4;
 /// Texts of one piece of a validation.
 const PIECE: usize = 125;
+/// Different lengths that texts of a varying number of pairs have.
+const LENGTHS: usize = 25;
 
 /// How far a run has come: what `state.json` holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -142,6 +144,11 @@ fn optimizer(recipe: &Recipe, model: &Model) -> Result<AdamW> {
     Ok(AdamW::new(vec![group], recipe.settings())?)
 }
 
+/// A random number of pairs up to `most`. Of long texts there are only so many lengths: a step is recorded once for each.
+fn some_pairs(most: usize, random: &mut Random) -> usize {
+    (1 + random.below(most)).next_multiple_of(most.div_ceil(LENGTHS)).min(most)
+}
+
 /// A seed for one purpose at one place of a run.
 fn seed(recipe: &Recipe, purpose: u64, stage: usize, step: u64) -> Random {
     let mut random = Random::new(recipe.seed ^ (purpose << 56) ^ ((stage as u64) << 40) ^ step.wrapping_mul(0x9e37_79b9));
@@ -167,7 +174,7 @@ impl StageRun<'_> {
             scope.spawn(move || {
                 for step in from..stage.steps {
                     let mut random = seed(recipe, 1, number, step);
-                    let pairs = if stage.vary { 1 + random.below(stage.pairs) } else { stage.pairs };
+                    let pairs = if stage.vary { some_pairs(stage.pairs, &mut random) } else { stage.pairs };
                     if sender.send(task.example(pairs, stage.batch, &mut random)).is_err() {
                         return;
                     }
