@@ -236,6 +236,17 @@ impl Plan {
         if self.mma { self.mma_shared(1, 16 * self.warps) } else { self.plain_shared(1, 2) }
     }
 
+    /// Whether one kernel does the whole way back.
+    fn is_short(&self) -> bool {
+        let l = self.layout;
+        self.mma && self.warps == 1 && l.tq > 0 && l.tq <= 16 && l.tk <= 16 && l.heads.query == l.heads.key
+    }
+
+    /// Bytes of five tiles of 16 rows and two numbers for each row.
+    fn short_shared(&self) -> usize {
+        5 * 16 * 2 * self.layout.heads.size + 2 * 16 * 4
+    }
+
     fn backward_shared(&self) -> usize {
         if !self.mma {
             return self.plain_shared(2, 2);
@@ -322,9 +333,14 @@ impl AttentionBackward {
         if l.n * l.tk == 0 {
             return Ok(());
         }
+        let plan = Plan::new(l, &[q, k, v, o, d_o, dq, dk, dv]);
+        if plan.is_short() {
+            let launch = plan.launch(cuda, d_o.dtype(), "attention_backward_short", l.tq, l.heads.query, plan.short_shared())?;
+            let launch = launch.arg(q).arg(k).arg(v).arg(mask).arg(o).arg(d_o).arg(lse).arg(dq).arg(dk).arg(dv);
+            return plan.sizes(launch).run();
+        }
         // do_i . o_i for every row and head.
         let delta = Tensor::uninit(lse.shape(), DType::F32, d_o.device())?;
-        let plan = Plan::new(l, &[q, k, v, o, d_o, dq, dk, dv]);
         let chunks = [("C_CHUNKS", plan.chunks())];
         let launch = cuda.kernel_with("attention", d_o.dtype(), &chunks, "attention_delta")?.cover(32 * rows);
         launch.arg(o).arg(d_o).arg(&delta).arg(rows).arg(l.heads.query).arg(l.tq).arg(l.heads.size).run()?;

@@ -376,3 +376,84 @@ attention_backward_kv(const bf16* q, const bf16* k, const bf16* v, const int* ma
     store(dk + base, k_row, first, tk, ks, own, sum_k, scale, scale);
     store(dv + base, k_row, first, tk, vs, own, sum_v, 1.f, 1.f);
 }
+
+#if C_WARPS == 1
+// The whole way back of sequences that fit one tile, where every query head has keys of its own: block (n, head) of one warp.
+extern "C" __global__ void __launch_bounds__(32)
+attention_backward_short(const bf16* q, const bf16* k, const bf16* v, const int* mask, const bf16* o, const bf16* d_o, const float* lse, bf16* dq,
+                         bf16* dk, bf16* dv, i64 q_row, i64 k_row, int heads, int group, int tq, int tk, int size, float scale) {
+    constexpr int TILE = 16 * SIZE;
+    bf16 *qs = (bf16*)shared_bytes, *ks = qs + TILE, *vs = ks + TILE, *gs = vs + TILE, *os = gs + TILE;
+    float *ls = (float*)(os + TILE), *dls = ls + 16; // of each query: log-sum-exp, do . o
+    int lane = threadIdx.x, head = blockIdx.x, h = head % heads, offset = tk - tq;
+    i64 n = head / heads, o_row = (i64)heads * SIZE, q_at = n * tq * q_row + h * SIZE, k_at = n * tk * k_row + h * SIZE, o_at = n * tq * o_row + h * SIZE;
+    if (mask) mask += n * tk;
+    for (int i = lane; i < 5 * 16 * CHUNKS; i += 32) {
+        int which = i / (16 * CHUNKS), r = i / CHUNKS % 16, chunk = i % CHUNKS;
+        const bf16* from = which == 0 ? q + q_at : which == 1 ? k + k_at : which == 2 ? v + k_at : which == 3 ? d_o + o_at : o + o_at;
+        i64 stride = which == 0 ? q_row : which < 3 ? k_row : o_row;
+        int limit = which == 1 || which == 2 ? tk : tq, bytes = r < limit ? 16 : 0;
+        const bf16* source = from + (r < limit ? r : 0) * stride + chunk * 8;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address(qs + which * TILE + at(r, chunk))), "l"(source), "r"(bytes) : "memory");
+    }
+    commit();
+    wait<0>();
+    __syncwarp();
+    {
+        // Two lanes a query.
+        int row = lane / 2;
+        float x = 0.f;
+#pragma unroll
+        for (int c = 0; c < CHUNKS / 2; c++) {
+            int chunk = lane % 2 * (CHUNKS / 2) + c;
+            Vec<bf16, 8> a = *(const Vec<bf16, 8>*)(gs + at(row, chunk)), b = *(const Vec<bf16, 8>*)(os + at(row, chunk));
+#pragma unroll
+            for (int e = 0; e < 8; e++) x += to_f32(a.v[e]) * to_f32(b.v[e]);
+        }
+        x += __shfl_xor_sync(~0u, x, 1);
+        if (lane % 2 == 0) {
+            dls[row] = x;
+            ls[row] = row < tq ? lse[(i64)head * tq + row] * LOG2_E : 0.f;
+        }
+    }
+    __syncwarp();
+    const float turn = scale * LOG2_E;
+    float s[2][4], dp[2][4], sum_q[CHUNKS][4], sum_k[CHUNKS][4], sum_v[CHUNKS][4];
+    u32 weights[1][4];
+    // Queries down, keys across.
+    scores<16>(s, qs, 0, ks, 0, 1);
+    scores<16>(dp, gs, 0, vs, 0, 1);
+#pragma unroll
+    for (int c = 0; c < 2; c++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int key = c * 8 + lane % 4 * 2 + e % 2, row = lane / 4 + e / 2 * 8;
+            bool seen = key < tk && key <= row + offset && (!mask || mask[key]);
+            s[c][e] = seen ? exp2_of(s[c][e] * turn - ls[row]) * (dp[c][e] - dls[row]) : 0.f;
+        }
+    to_operand<16>(weights, s);
+    clear(sum_q);
+    add_weighted<16>(sum_q, weights, ks, 0, 1);
+    // Keys down, queries across.
+    scores<16>(s, ks, 0, qs, 0, 1);
+    scores<16>(dp, vs, 0, gs, 0, 1);
+#pragma unroll
+    for (int c = 0; c < 2; c++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int row = c * 8 + lane % 4 * 2 + e % 2, key = lane / 4 + e / 2 * 8;
+            bool seen = row < tq && key < tk && key <= row + offset && (!mask || mask[key]);
+            s[c][e] = seen ? exp2_of(s[c][e] * turn - ls[row]) : 0.f;
+            dp[c][e] = s[c][e] * (dp[c][e] - dls[row]);
+        }
+    clear(sum_k);
+    clear(sum_v);
+    to_operand<16>(weights, s);
+    add_weighted<16>(sum_v, weights, gs, 0, 1);
+    to_operand<16>(weights, dp);
+    add_weighted<16>(sum_k, weights, qs, 0, 1);
+    store(dq + q_at, q_row, 0, tq, os, 0, sum_q, scale, scale);
+    store(dk + k_at, k_row, 0, tk, ks, 0, sum_k, scale, scale);
+    store(dv + k_at, k_row, 0, tk, vs, 0, sum_v, 1.f, 1.f);
+}
+#endif

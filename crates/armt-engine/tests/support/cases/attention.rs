@@ -104,6 +104,7 @@ pub fn cases() -> Vec<Case> {
             (2, 17, 65, heads(4, 2, 32)),
             (2, 1, 65, heads(2, 1, 64)),
             (2, 5, 12, heads(2, 1, 32)),
+            (2, 5, 13, heads(2, 2, 128)),
         ] {
             cases.push(cached(&mut rng, n, tq, tk, h, hidden));
         }
