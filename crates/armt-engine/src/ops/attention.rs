@@ -252,13 +252,7 @@ impl Plan {
             return self.plain_shared(2, 2);
         }
         // As BACK in attention_mma.cu, with room for the log-sum-exp and delta of the passing rows.
-        let passing = if self.warps == 1 {
-            16
-        } else if self.layout.heads.size == 128 {
-            32
-        } else {
-            64
-        };
+        let passing = if self.warps == 1 { 16 } else { 32 };
         self.mma_shared(2, passing) + 4 * 4 * passing
     }
 }

@@ -5,8 +5,8 @@
 // fragments), so probabilities never leave registers. Rows are swizzled in chunks of 16 bytes so that ldmatrix meets no bank twice.
 // Everything is summed in a fixed order. Head size C_SIZE, C_WARPS warps a block; attention.cu is the plain twin.
 constexpr int SIZE = C_SIZE, WARPS = C_WARPS, THREADS = 32 * WARPS, ROWS = 16 * WARPS, CHUNKS = SIZE / 8;
-// Rows of a passing tile, forwards and backwards; fewer backwards, where two accumulators of the largest head take most registers.
-constexpr int FORTH = 16 * WARPS, BACK = WARPS == 1 ? 16 : SIZE == 128 ? 32 : 64;
+// Rows of a passing tile, forwards and backwards; fewer backwards, where two accumulators take most registers.
+constexpr int FORTH = 16 * WARPS, BACK = WARPS == 1 ? 16 : 32;
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 extern __shared__ __align__(128) unsigned char shared_bytes[];
