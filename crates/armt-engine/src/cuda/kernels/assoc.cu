@@ -94,8 +94,9 @@ extern "C" __global__ void read_backward_z(const T* qn, const float* weights, fl
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 
-// What is left of the write's way back after assoc_walk.cu: block n adds its sums, `count` of dphi [n, count, m, dk] and `splits` of db and dden
-// [n, splits, 2, m], in order, a warp for a token, finishes dk and dbeta, and turns h from dz' to dz. Shared: r and dphi of every warp, dz, dden.
+// What is left of the write's way back after assoc_walk.cu: block n adds its sums, `count` of dphi [n, count, m, dk] and `splits` of db and
+// dden [n, splits, 2, m], in order, a warp for a token, finishes dk and dbeta, and turns h from dz' to dz. Shared: r and dphi of every warp,
+// dz, dden.
 extern "C" __global__ void __launch_bounds__(THREADS)
 write_backward_sum(const T* k, const T* beta, const float* z, const int* empty, float* h, const float* parts, const float* scalars, T* dk_out,
                    T* dbeta, int m, int dm, int nu, int count, int splits, bool correction) {

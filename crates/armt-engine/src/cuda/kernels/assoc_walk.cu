@@ -18,11 +18,17 @@ constexpr float EPSILON = 1e-5f;
 constexpr int SIDES = COLUMNS / 16, WALKERS = WARPS / SIDES;
 // Eights of tokens of a group, and a thread's elements of a group's rows in a tile.
 constexpr int EIGHTS = GROUP / 8, OWN = (GROUP * COLUMNS + THREADS - 1) / THREADS;
-// Blocks on a multiprocessor of the kernels without sums over columns, and of those with them. Where many are held, shared memory has room
-// for one.
+// Blocks on a multiprocessor of the writes, and of kernels with sums over columns. Where many are held, shared memory has room for one.
 constexpr int LIGHT = GROUP == 8 ? 3 : 2, HEAVY = HELD * EIGHTS > 6 ? 1 : 2;
 
 extern __shared__ float4 shared_floats[];
+
+// threadIdx.x, asked for anew, so that the many offsets made of it do not stay in registers from tile to tile.
+__device__ __forceinline__ u32 thread() {
+    u32 x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
 
 // Offset of an element of a tile.
 __device__ __forceinline__ int at(int key, int column) {
@@ -46,16 +52,16 @@ __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"
 // Waits until at most N groups of copies are under way.
 template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// A lane's N elements of an operand. hi is cut off and lo rounded; the product ignores what is below tf32.
+// A lane's N elements of an operand. hi is cut off, lo is the rest, rounded.
 template <int N> struct Operand {
     u32 hi[N], lo[N];
     __device__ __forceinline__ void set(int i, float x) {
         hi[i] = __float_as_uint(x) & 0xffffe000u;
-        lo[i] = __float_as_uint(x - __uint_as_float(hi[i])) + 0x1000u;
+        lo[i] = __float_as_uint(x - __uint_as_float(hi[i])) + 0x1000u & 0xffffe000u;
     }
 };
 __device__ __forceinline__ void multiply(float (&c)[4], const Operand<4>& a, const Operand<2>& b) {
@@ -67,16 +73,17 @@ __device__ __forceinline__ void multiply(float (&c)[4], const Operand<4>& a, con
 // Starts copying columns [from, from + COLUMNS) of a [dk, d] matrix to a tile; columns past d become zero.
 __device__ __forceinline__ void fetch_tile(float* tile, const float* matrix, int dk, int d, int from) {
     // A step keeps the swizzle.
+    u32 own = thread();
     if (d % 4 == 0) {
         constexpr int STEP = THREADS * 4 / COLUMNS;
-        int f = threadIdx.x * 4 / COLUMNS, c = threadIdx.x * 4 % COLUMNS;
+        int f = own * 4 / COLUMNS, c = own * 4 % COLUMNS;
         bool inside = from + c < d;
         const float* source = matrix + (i64)f * d + (inside ? from + c : 0);
         u32 to = shared_address(tile + at(f, c));
         for (; f < dk; f += STEP, source += (i64)STEP * d, to += STEP * COLUMNS * 4) copy_four(to, source, inside ? 16 : 0);
     } else {
         constexpr int STEP = THREADS / COLUMNS;
-        int f = threadIdx.x / COLUMNS, c = threadIdx.x % COLUMNS;
+        int f = own / COLUMNS, c = own % COLUMNS;
         bool inside = from + c < d;
         const float* source = matrix + (i64)f * d + (inside ? from + c : 0);
         u32 to = shared_address(tile + at(f, c));
@@ -149,8 +156,12 @@ __device__ __forceinline__ void fill_up(const Tokens& t, float* tiles, int count
 
 // Features of all tokens, and den, gamma and b of each, a warp for a token; db and dden become zero. Ends with a barrier.
 __device__ __forceinline__ void load_features(const Tokens& t, const Held& s) {
-    constexpr int BATCH = 4;
+    // z of so many features of a lane is loaded at once, before anything waits for the keys.
+    constexpr int BATCH = 12;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = t.width(), dk = t.dk(), keys = t.keys();
+    float z[BATCH];
+#pragma unroll
+    for (int u = 0; u < BATCH; u++) z[u] = lane + 32 * u < dk ? t.z[lane + 32 * u] : 0.f;
 #pragma unroll 1
     for (int slot = warp; slot < t.slots(); slot += WARPS) {
         float* r = s.rows + slot * width;
@@ -158,20 +169,20 @@ __device__ __forceinline__ void load_features(const Tokens& t, const Held& s) {
         __syncwarp();
         float* phi = s.phi + slot / GROUP * GROUP * keys;
         float zk = 0, kk = 0;
+        int c = lane, j = 1;
+        auto add = [&](int f, float zf) {
+            while (c >= width) c -= width, j++;
+            float p = f < dk ? r[c] * r[back(c, j, width)] : 0.f;
+            phi[at_feature(f, slot % GROUP)] = p;
+            zk += zf * p;
+            kk += p * p;
+            c += 32;
+        };
+#pragma unroll
+        for (int u = 0; u < BATCH; u++)
+            if (lane + 32 * u < keys) add(lane + 32 * u, z[u]);
 #pragma unroll 1
-        for (int base = lane; base < keys; base += 32 * BATCH) {
-            float z[BATCH];
-#pragma unroll
-            for (int u = 0; u < BATCH; u++) z[u] = base + 32 * u < dk ? t.z[base + 32 * u] : 0.f;
-#pragma unroll
-            for (int u = 0; u < BATCH; u++) {
-                int f = base + 32 * u, c = f % width;
-                float p = f < dk ? r[c] * r[back(c, f / width + 1, width)] : 0.f;
-                if (f < keys) phi[at_feature(f, slot % GROUP)] = p;
-                zk += z[u] * p;
-                kk += p * p;
-            }
-        }
+        for (int f = lane + 32 * BATCH; f < keys; f += 32) add(f, f < dk ? t.z[f] : 0.f);
         float den = warp_sum(zk) + EPSILON;
         kk = warp_sum(kk) + EPSILON;
         if (lane == 0) {
@@ -195,9 +206,10 @@ __device__ __forceinline__ void add_features(const Tokens& t, const Held& s, con
 
 // A thread's elements of a group's rows in a tile: `f` is called with the number of each, its token and its column.
 template <class F> __device__ __forceinline__ void each_own(F f) {
+    u32 own = thread();
 #pragma unroll
     for (int e = 0; e < OWN; e++) {
-        int i = threadIdx.x + e * THREADS;
+        int i = own + e * THREADS;
         if (i < GROUP * COLUMNS) f(e, i / COLUMNS, i % COLUMNS);
     }
 }
@@ -221,7 +233,8 @@ struct Ahead {
 // rows[product][split][token][column] = sums of phi_i[f] tile[f][c] over a split's keys, for one or two tiles that lie `apart`.
 template <int PRODUCTS> __device__ __forceinline__ void recall(const Tokens& t, const Held& s, const float* tile, int apart) {
     constexpr int SPLITS = WALKERS / PRODUCTS;
-    int lane = threadIdx.x % 32, g = lane / 4, l = lane % 4, warp = threadIdx.x / 32;
+    u32 own = thread();
+    int lane = own % 32, g = lane / 4, l = lane % 4, warp = own / 32;
     int side = warp % SIDES, split = warp / SIDES % SPLITS, part = warp / SIDES, keys = t.keys();
     tile += part / SPLITS * apart;
     // Element 2g + i of 16 columns is row g + 8i of the product: the turn of rows f and f + 4 is the same.
@@ -269,7 +282,8 @@ template <int PRODUCTS> __device__ __forceinline__ float recalled(const Tokens& 
 // [dk, d] matrix `to`, and with `stay` it also takes the tile's place.
 __device__ __forceinline__ void update(const Tokens& t, const Held& s, float* tile, const float* x, bool blank, bool stay, float* to, int d,
                                        int from) {
-    int lane = threadIdx.x % 32, g = lane / 4, l = lane % 4, warp = threadIdx.x / 32, side = warp % SIDES, dk = t.dk(), keys = t.keys();
+    u32 own = thread();
+    int lane = own % 32, g = lane / 4, l = lane % 4, warp = own / 32, side = warp % SIDES, dk = t.dk(), keys = t.keys();
     int last = t.groups() - 1, col = from + side * 16 + 4 * l;
 #pragma unroll 1
     for (int group = 0; group <= last; group++) {
@@ -283,12 +297,15 @@ __device__ __forceinline__ void update(const Tokens& t, const Held& s, float* ti
 #pragma unroll
                 for (int i = 0; i < 2; i++) b[e][h].set(i, xs[at_row(e * 8 + 2 * l + i, side * 16 + g / 2 * 4 + 2 * h + g % 2)]);
 #pragma unroll 1
-        for (int f = warp / SIDES * 16 + g; f < keys; f += WALKERS * 16) {
+        for (int first = warp / SIDES * 16; first < keys; first += WALKERS * 16) {
+            int f = first + g;
+            __syncwarp(); // stores may have parted the lanes
             float* places[2] = {tile + at(f, side * 16 + 4 * l), tile + at(f + 8, side * 16 + 4 * l)};
             float added[2][4] = {};
 #pragma unroll
             for (int e = 0; e < EIGHTS; e++) {
-                float2 low = *(const float2*)(phi + at_feature(f, e * 8 + 2 * l)), high = *(const float2*)(phi + at_feature(f + 8, e * 8 + 2 * l));
+                float2 low = *(const float2*)(phi + at_feature(f, e * 8 + 2 * l));
+                float2 high = *(const float2*)(phi + at_feature(f + 8, e * 8 + 2 * l));
                 Operand<4> a;
                 a.set(0, low.x), a.set(1, high.x), a.set(2, low.y), a.set(3, high.y);
 #pragma unroll
@@ -320,7 +337,7 @@ __device__ __forceinline__ void update(const Tokens& t, const Held& s, float* ti
 struct Projector {
     Operand<2> b[EIGHTS][2];
     __device__ __forceinline__ Projector(const float* x, int side) {
-        int lane = threadIdx.x % 32;
+        int lane = thread() % 32;
 #pragma unroll
         for (int e = 0; e < EIGHTS; e++) {
             float4 v = *(const float4*)(x + at_row(e * 8 + lane / 4, side * 16 + lane % 4 * 4));
@@ -329,7 +346,7 @@ struct Projector {
     }
     // sum [16 keys from `first` on, tokens] += tile x^T over the side's columns.
     __device__ __forceinline__ void add(float (&sum)[EIGHTS][4], const float* tile, int first, int side) const {
-        int lane = threadIdx.x % 32, f = first + lane / 4, c = side * 16 + lane % 4 * 4;
+        int lane = thread() % 32, f = first + lane / 4, c = side * 16 + lane % 4 * 4;
         float4 low = *(const float4*)(tile + at(f, c)), high = *(const float4*)(tile + at(f + 8, c));
         Operand<4> a[2];
         a[0].set(0, low.x), a[0].set(1, high.x), a[0].set(2, low.y), a[0].set(3, high.y);
@@ -358,10 +375,10 @@ struct Projections {
 #pragma unroll
                 for (int j = 0; j < 4; j++) sum[i][e][j] = 0.f;
     }
-    static __device__ __forceinline__ int key(int i) { return (threadIdx.x / 32 / SIDES + i * WALKERS) * 16; }
+    static __device__ __forceinline__ int key(int i) { return (thread() / 32 / SIDES + i * WALKERS) * 16; }
     // Adds tile x^T.
     __device__ __forceinline__ void add(const float* tile, const float* x, int keys) {
-        int side = threadIdx.x / 32 % SIDES;
+        int side = thread() / 32 % SIDES;
         Projector p(x, side);
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
@@ -369,7 +386,7 @@ struct Projections {
     }
     // Calls f(token, key, sum) with each of a lane's sums of a block of keys.
     template <class F> static __device__ __forceinline__ void visit(float (&sum)[EIGHTS][4], int first, F f) {
-        int lane = threadIdx.x % 32;
+        int lane = thread() % 32;
 #pragma unroll
         for (int e = 0; e < EIGHTS; e++)
 #pragma unroll
@@ -383,13 +400,14 @@ struct Projections {
 
 // The same with sums in memory, out [m][dk], for keys or tokens too many to be held. They begin with what is there, if `more`.
 __device__ __forceinline__ void project_to(const Tokens& t, const float* tile, const float* x, float* out, bool more) {
-    int side = threadIdx.x / 32 % SIDES;
+    int side = thread() / 32 % SIDES;
 #pragma unroll 1
     for (int group = 0; group < t.groups(); group++) {
         Projector p(x + group * GROUP * COLUMNS, side);
 #pragma unroll 1
         for (int i = 0; Projections::key(i) < t.keys(); i++) {
             float sum[EIGHTS][4] = {};
+            __syncwarp(); // stores may have parted the lanes
             p.add(sum, tile, Projections::key(i), side);
             Projections::visit(sum, Projections::key(i), [&](int token, int key, float value) {
                 token += group * GROUP;
@@ -402,7 +420,7 @@ __device__ __forceinline__ void project_to(const Tokens& t, const float* tile, c
 }
 
 // y = residual + qn A for the few queries of a memory, at most one group: block n. Twin of read_features and a product.
-extern "C" __global__ void __launch_bounds__(THREADS, LIGHT)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
 read_few(const T* q, const float* a, const float* z, const T* residual, T* y, int m, int dm, int nu, int d, int buffers) {
     i64 n = blockIdx.x;
     Tokens t = {q + n * m * dm, nullptr, z + n * 2 * dm * nu, m, dm, nu, false};
@@ -425,7 +443,8 @@ read_few(const T* q, const float* a, const float* z, const T* residual, T* y, in
         __syncthreads();
         each_own([&](int e, int token, int column) {
             int col = from + column;
-            if (token < m && col < d) y[(i64)token * d + col] = from_f32<T>(recalled<1>(t, s, 0, at_row(token, column)) / s.den[token] + old.value[e]);
+            float value = recalled<1>(t, s, 0, at_row(token, column)) / s.den[token] + old.value[e];
+            if (token < m && col < d) y[(i64)token * d + col] = from_f32<T>(value);
         });
         if (residual && i + 1 < tiles.count) old.load(residual, m, d, tiles.column(i + 1));
     }
@@ -434,8 +453,8 @@ read_few(const T* q, const float* a, const float* z, const T* residual, T* y, in
 #if C_HELD > 0
 // The whole way back of read_few: block n. da += sum_t qn_t (x) dy_t, dz += sum_t dden_t phi_t, and dq. What is null is not wanted.
 extern "C" __global__ void __launch_bounds__(THREADS, HEAVY)
-read_few_backward(const T* q, const float* a, const float* z, const T* dy, T* dq, float* da, float* dz, int m, int dm, int nu, int d, int buffers,
-                  bool add_a, bool add_z) {
+read_few_backward(const T* q, const float* a, const float* z, const T* dy, T* dq, float* da, float* dz, int m, int dm, int nu, int d,
+                  int buffers, bool add_a, bool add_z) {
     i64 n = blockIdx.x;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Tokens t = {q + n * m * dm, nullptr, z + n * 2 * dm * nu, m, dm, nu, false};
@@ -589,11 +608,10 @@ write_backward(const T* k, const T* v, const T* beta, float* a, const float* z, 
     int dk = t.dk(), size = t.keys() * COLUMNS;
     // x and dw of each token take the place of the first split's sums.
     float *x = s.rows, *dw = s.rows + WALKERS / 2 * t.slots() * COLUMNS;
-    dphi += ((i64)blockIdx.x * SIDES + threadIdx.x / 32 % SIDES) * m * dk;
-    scalars += (i64)blockIdx.x * 2 * m;
     a += n * dk * d, grad += n * dk * d, v += n * m * d, dv += n * m * d;
     if (kept) kept += n * m * d;
     bool blank = empty && empty[n];
+    auto own_dphi = [&] { return dphi + ((i64)blockIdx.x * SIDES + threadIdx.x / 32 % SIDES) * m * dk; };
     auto fetch = [&](int i) {
         float* to = s.tiles + i % buffers * 2 * size;
         fetch_tile(to, a, dk, d, tiles.column(i));
@@ -647,15 +665,16 @@ write_backward(const T* k, const T* v, const T* beta, float* a, const float* z, 
             projections.add(grad_held, x, t.keys());
             projections.add(held, dw, t.keys());
         } else {
-            project_to(t, grad_held, x, dphi, i > 0);
-            project_to(t, held, dw, dphi, true);
+            project_to(t, grad_held, x, own_dphi(), i > 0);
+            project_to(t, held, dw, own_dphi(), true);
         }
         if (change) update(t, s, grad_held, dw, false, false, grad, d, from);
     }
     if (HELD)
         projections.each([&](int token, int key, float value) {
-            if (token < m && key < dk) dphi[(i64)token * dk + key] = value;
+            if (token < m && key < dk) own_dphi()[(i64)token * dk + key] = value;
         });
     __syncthreads();
+    scalars += (i64)blockIdx.x * 2 * m;
     for (int i = threadIdx.x; i < m; i += THREADS) scalars[i] = s.db[i], scalars[m + i] = s.dden[i];
 }
