@@ -96,7 +96,7 @@ fn read(
     let sizes = Sizes { batch: z.elements() / dk, m: t, n: d, k: dk };
     let read = Read { q: q.detach(), a: a.clone(), z: z.clone(), rows, nu, sizes };
     let y = Tensor::uninit(shape, q.dtype(), q.device())?; // [.., T, d]
-    if let Some((cuda, cut)) = read.few(0)? {
+    if let Some((cuda, cut)) = read.few(Held { tiles: 1, recalls: true })? {
         let launch = cut.launch(cuda, q.dtype(), "read_few")?.arg(q).arg(a).arg(z).arg(residual).arg(&y);
         let launch = launch.arg(t as i32).arg(dm as i32).arg(nu as i32).arg(d as i32);
         launch.arg(cut.buffers as i32).run()?;
@@ -121,16 +121,12 @@ struct Read {
 
 impl Read {
     /// How a kernel that walks over A once goes about it, where that is faster than products: for a few queries of each of many memories.
-    /// It holds `features` rows of features for each query.
-    fn few(&self, features: usize) -> Result<Option<(&CudaDevice, Cut)>> {
+    fn few(&self, held: Held) -> Result<Option<(&CudaDevice, Cut)>> {
         let Sizes { batch, m, n: d, .. } = self.sizes;
-        // In bf16 products of a rounded A are faster still.
-        let few = self.q.dtype() == DType::F32 && m <= FEW;
-        let Some(cuda) = cuda_of(&self.q).filter(|cuda| few && batch >= cuda.multiprocessors()) else { return Ok(None) };
+        let Some(cuda) = cuda_of(&self.q).filter(|cuda| m <= FEW && batch >= cuda.multiprocessors()) else { return Ok(None) };
         let sizes = WriteSizes { n: batch, m, dm: self.q.shape().last(), d, nu: self.nu };
-        let cut = Cut::new(cuda, sizes, Held { tiles: 1, rows: features, features });
         // A memory too wide for it takes the general way.
-        Ok(cut.ok().filter(|cut| cut.splits == 1).map(|cut| (cuda, cut)))
+        Ok(Cut::new(cuda, sizes, held).ok().filter(|cut| cut.splits == 1 && cut.held > 0).map(|cut| (cuda, cut)))
     }
 
     /// This part of a gradient of the whole memory, to be added to.
@@ -204,7 +200,7 @@ impl Backward for ReadBackward {
         let dy = grads.output(0)?; // [.., T, d]
         let read = &self.read;
         let Sizes { batch, m: t, n: d, k: dk } = read.sizes;
-        if let Some((cuda, cut)) = read.few(1)? {
+        if let Some((cuda, cut)) = read.few(Held { tiles: 2, recalls: false })? {
             let da = grads.target(1)?.map(|target| read.target(target)).transpose()?;
             let dz = grads.target(2)?.map(|target| read.target(target)).transpose()?;
             let dq = Tensor::uninit(read.q.shape(), read.q.dtype(), read.q.device())?;

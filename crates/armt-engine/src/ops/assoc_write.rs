@@ -163,7 +163,7 @@ impl Saved {
             });
         };
         let s = self.sizes;
-        let cut = Cut::new(cuda, s, Held { tiles: 1, rows: 1, features: 0 })?;
+        let cut = Cut::new(cuda, s, Held { tiles: 1, recalls: true })?;
         let launch = cut.launch(cuda, self.k.dtype(), "write")?;
         let launch =
             launch.arg(&self.k).arg(&self.v).arg(&self.beta).arg(&self.a).arg(&self.z).arg(self.first.as_ref()).arg(a).arg(z);
@@ -182,7 +182,7 @@ impl Saved {
             });
         };
         let s = self.sizes;
-        let cut = Cut::new(cuda, s, Held { tiles: 1, rows: 1, features: 0 })?;
+        let cut = Cut::new(cuda, s, Held { tiles: 1, recalls: false })?;
         let launch = cut.launch(cuda, self.k.dtype(), "write_undo")?.arg(&self.k).arg(&self.beta).arg(&self.z);
         let launch = launch.arg(self.first.as_ref()).arg(x).arg(&self.a);
         let launch = launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32);
@@ -206,10 +206,10 @@ impl Saved {
     /// dk, dv and dbeta, and g and h turned into the gradients of A and z. Without `update`, g stays as it was.
     fn backward_on(&self, cuda: &CudaDevice, [g, h]: [&Tensor; 2], [dk, dv, dbeta]: [&Tensor; 3], update: bool) -> Result<()> {
         let s = self.sizes;
-        let cut = Cut::new(cuda, s, Held { tiles: 2, rows: 2, features: 0 })?;
+        let cut = Cut::new(cuda, s, Held { tiles: 2, recalls: true })?;
         let (dtype, device) = (self.k.dtype(), self.k.device());
-        // Sums over a split's columns: of dphi, and of db and dden.
-        let features = Tensor::uninit([s.n, cut.splits, s.m, s.dk()], DType::F32, device)?;
+        // Sums over columns: of dphi, and of db and dden.
+        let features = Tensor::uninit([s.n, cut.sums(), s.m, s.dk()], DType::F32, device)?;
         let scalars = Tensor::uninit([s.n, cut.splits, 2, s.m], DType::F32, device)?;
         let launch = cut.launch(cuda, dtype, "write_backward")?;
         let launch = launch.arg(&self.k).arg(&self.v).arg(&self.beta).arg(&self.a).arg(&self.z).arg(g);
@@ -218,12 +218,12 @@ impl Saved {
         launch.arg(cut.splits as i32).arg(cut.buffers as i32).run()?;
 
         let shared = 4 * (8 * (2 * s.dm + s.dk()) + s.dk() + 8);
-        let launch = cuda.kernel_with("assoc", dtype, &cut.defines(), "write_backward_sum")?;
+        let launch = cuda.kernel("assoc", dtype, "write_backward_sum")?;
         let launch = launch.grid(s.n, 1, 1).shared(shared);
         let launch = launch.arg(&self.k).arg(&self.beta).arg(&self.z).arg(self.first.as_ref()).arg(h).arg(&features).arg(&scalars);
         let launch = launch.arg(dk).arg(dbeta);
-        let launch = launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(cut.splits as i32);
-        launch.arg(self.correction).run()
+        let launch = launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32);
+        launch.arg(cut.sums() as i32).arg(cut.splits as i32).arg(self.correction).run()
     }
 }
 

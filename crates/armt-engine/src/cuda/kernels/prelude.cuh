@@ -76,3 +76,24 @@ __device__ __forceinline__ float gelu_slope(float x) {
     float u = 0.7978845608f * x * (1.f + 0.044715f * x * x), du = 0.7978845608f * (1.f + 0.134145f * x * x), s = sigmoid_of(2.f * u);
     return s + 2.f * x * s * (1.f - s) * du;
 }
+
+// DPFP: phi(x) is made of r = relu([x, -x]), 2 dm wide: feature (j - 1) 2 dm + c is r[c] r[c - j], cyclic.
+// Element i of relu([x, -x]).
+__device__ __forceinline__ float rectified(const T* x, int i, int dm) {
+    return i < dm ? fmaxf(to_f32(x[i]), 0.f) : fmaxf(-to_f32(x[i - dm]), 0.f);
+}
+__device__ __forceinline__ int back(int c, int j, int width) { return c >= j ? c - j : c - j + width; }
+__device__ __forceinline__ int ahead(int c, int j, int width) { return c + j < width ? c + j : c + j - width; }
+
+// dx of element c from r and dphi of its row: dr[i] = sum_j dphi_j[i] r[i - j] + dphi_j[i + j] r[i + j], where i is the half that x is in.
+template <class R, class D>
+__device__ __forceinline__ float dpfp_slope(float x, int c, int dm, int nu, R r, D dphi) {
+    if (x == 0.f) return 0.f;
+    int width = 2 * dm, i = x > 0.f ? c : c + dm;
+    float s = 0;
+    for (int j = 1; j <= nu; j++) {
+        int up = ahead(i, j, width);
+        s += dphi((j - 1) * width + i) * r(back(i, j, width)) + dphi((j - 1) * width + up) * r(up);
+    }
+    return x > 0.f ? s : -s;
+}
