@@ -99,18 +99,6 @@ pub(crate) enum Epilogue {
     BiasGelu,
     /// The same, also storing the values before GELU for the backward pass.
     BiasGeluAux,
-    /// Multiply by GELU's derivative at the stored values.
-    GeluSlope,
-}
-
-impl Epilogue {
-    fn has_bias(self) -> bool {
-        matches!(self, Epilogue::Bias | Epilogue::BiasGelu | Epilogue::BiasGeluAux)
-    }
-
-    fn has_aux(self) -> bool {
-        matches!(self, Epilogue::BiasGeluAux | Epilogue::GeluSlope)
-    }
 }
 
 /// A batched row-major product: `d = alpha op(a) op(b) + beta c`, with an epilogue.
@@ -137,7 +125,7 @@ pub(crate) struct Product {
     pub(crate) epilogue: Epilogue,
     /// Address of the bias, and elements between the biases of a batch.
     pub(crate) bias: (u64, usize),
-    /// Where [`Epilogue::BiasGeluAux`] stores and [`Epilogue::GeluSlope`] reads; `[m, n]` like d.
+    /// Where [`Epilogue::BiasGeluAux`] stores; `[m, n]` like d.
     pub(crate) aux: u64,
 }
 
@@ -248,10 +236,10 @@ impl Blas {
                 format!("cuBLASLt has no algorithm for {} x [{}, {}] [{}, {}] of {}", p.batch, p.m, p.k, p.k, p.n, p.a.dtype),
             ));
         };
-        if p.epilogue.has_bias() {
+        if p.epilogue != Epilogue::None {
             self.set(plan.desc, DESC_BIAS_POINTER, &p.bias.0)?;
         }
-        if p.epilogue.has_aux() {
+        if p.epilogue == Epilogue::BiasGeluAux {
             self.set(plan.desc, DESC_AUX_POINTER, &p.aux)?;
         }
         let beta = if p.c.is_some() { 1f32 } else { 0f32 };
@@ -318,14 +306,13 @@ impl Blas {
             Epilogue::Bias => 4,
             Epilogue::BiasGelu => 36,
             Epilogue::BiasGeluAux => 164,
-            Epilogue::GeluSlope => 192,
         };
         self.set(desc, DESC_EPILOGUE, &epilogue)?;
-        if p.epilogue.has_bias() {
+        if p.epilogue != Epilogue::None {
             self.set(desc, DESC_BIAS_POINTER, &p.bias.0)?;
             self.set(desc, DESC_BIAS_STRIDE, &(p.bias.1 as i64))?;
         }
-        if p.epilogue.has_aux() {
+        if p.epilogue == Epilogue::BiasGeluAux {
             self.set(desc, DESC_AUX_POINTER, &p.aux)?;
             self.set(desc, DESC_AUX_LD, &(p.n as i64))?;
             self.set(desc, DESC_AUX_STRIDE, &(p.d.stride as i64))?;

@@ -146,13 +146,7 @@ impl Backward for ProductBackward {
 }
 
 /// Gradients of the operands, inputs 0 and 1, of y = op(a) op(b).
-pub(super) fn give_operands(
-    grads: &mut Grads<'_>,
-    dy: &Tensor,
-    (a, ta): (&Tensor, bool),
-    (b, tb): (&Tensor, bool),
-    s: Sizes,
-) -> Result<()> {
+fn give_operands(grads: &mut Grads<'_>, dy: &Tensor, (a, ta): (&Tensor, bool), (b, tb): (&Tensor, bool), s: Sizes) -> Result<()> {
     let Sizes { batch, m, n, k } = s;
     if let Some(t) = grads.target(0)? {
         if ta {
@@ -211,7 +205,7 @@ pub fn linear(x: &Tensor, w: &Tensor, with: Linear<'_>) -> Result<Tensor> {
 }
 
 /// The sizes of a linear layer; an error where shapes do not fit together.
-pub(super) fn sizes(op: &'static str, x: &Tensor, w: &Tensor, with: &Linear<'_>) -> Result<Sizes> {
+fn sizes(op: &'static str, x: &Tensor, w: &Tensor, with: &Linear<'_>) -> Result<Sizes> {
     let grouped = w.shape().rank() == 3;
     if !grouped {
         w.expect_rank(op, "the weight", 2)?;

@@ -65,12 +65,6 @@ impl Model {
         let h = self.linear(tape, &w.out, &layers, &o, Activation::None, Some(x))?;
         let from = if self.backbone.parallel { x } else { &h };
         let u = self.norm(tape, &w.norm2, &layers, from)?;
-        if let (Mlp::Gelu, Some(up_bias), Some(down_bias)) = (self.backbone.mlp, &w.up.bias, &w.down.bias) {
-            let rows = |p| tape.param_rows(p, layers.clone());
-            let (up, up_bias, down, down_bias) = (rows(&w.up.weight)?, rows(up_bias)?, rows(&w.down.weight)?, rows(down_bias)?);
-            let w = ops::Mlp { up: &up, up_bias: &up_bias, down: &down, down_bias: &down_bias };
-            return Ok((ops::mlp(&u, w, &h)?, qkv));
-        }
         let u = match self.backbone.mlp {
             Mlp::Gelu => self.linear(tape, &w.up, &layers, &u, Activation::Gelu, None)?,
             Mlp::GeluErf => ops::gelu_erf(&self.linear(tape, &w.up, &layers, &u, Activation::None, None)?)?,

@@ -1,4 +1,4 @@
-use armt_engine::ops::{self, Activation, Linear, Mlp};
+use armt_engine::ops::{self, Activation, Linear};
 
 use super::super::{Array, Case, Rng, normal, spread};
 
@@ -96,29 +96,6 @@ pub fn cases() -> Vec<Case> {
                 ));
             }
         }
-    }
-    for [groups, m, d, f] in [[1, 1, 1, 1], [3, 17, 17, 33], [2, 65, 16, 64], [2, 40, 32, 128]] {
-        let deviation = 1.0 / (d as f64).sqrt();
-        let inputs = vec![
-            normal(&mut rng, &[groups, m, d]),
-            spread(&mut rng, &[groups, d, f], deviation),
-            normal(&mut rng, &[groups, f]),
-            spread(&mut rng, &[groups, f, d], deviation),
-            normal(&mut rng, &[groups, d]),
-            normal(&mut rng, &[groups, m, d]),
-        ];
-        cases.push(Case::new(
-            format!("mlp {groups} x [{m}, {d}] of {f}"),
-            inputs,
-            |t| ops::mlp(&t[0], Mlp { up: &t[1], up_bias: &t[2], down: &t[3], down_bias: &t[4] }, &t[5]),
-            move |a| {
-                let mut u = product(&a[0], false, &a[1], false, [groups, m, f, d]);
-                u.data.iter_mut().enumerate().for_each(|(i, u)| *u = gelu(*u + a[2].data[i / (m * f) * f + i % f]));
-                let mut y = product(&u, false, &a[3], false, [groups, m, d, f]);
-                y.data.iter_mut().enumerate().for_each(|(i, y)| *y += a[4].data[i / (m * d) * d + i % d] + a[5].data[i]);
-                y
-            },
-        ));
     }
     cases
 }
