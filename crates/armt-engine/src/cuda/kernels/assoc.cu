@@ -97,7 +97,7 @@ constexpr int THREADS = 256, WARPS = THREADS / 32;
 // What is left of the write's way back after assoc_walk.cu: block n adds its sums, `count` of dphi [n, count, m, dk] and `splits` of db and
 // dden [n, splits, 2, m], in order, a warp for a token, finishes dk and dbeta, and turns h from dz' to dz. Shared: r and dphi of every warp,
 // dz, dden.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 write_backward_sum(const T* k, const T* beta, const float* z, const int* empty, float* h, const float* parts, const float* scalars, T* dk_out,
                    T* dbeta, int m, int dm, int nu, int count, int splits, bool correction) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = 2 * dm, dk = nu * width;
@@ -134,7 +134,7 @@ write_backward_sum(const T* k, const T* beta, const float* z, const int* empty, 
             float gamma = corrected ? fminf(fmaxf(1.f - den / kk, 0.f), 1.f) : 1.f;
             for (int f = lane; f < dk; f += 32) {
                 float s = gamma * h[f] + dden * z[f];
-#pragma unroll 1
+#pragma unroll 2
                 for (int part = 0; part < count; part++) s += parts[((i64)part * m + token) * dk + f];
                 dphi[f] = s;
             }
