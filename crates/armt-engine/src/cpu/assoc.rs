@@ -39,14 +39,28 @@ fn with_scratch<const K: usize, R>(lengths: [usize; K], f: impl FnOnce([&mut [f3
 #[inline(always)]
 fn dot(x: &[f32], y: &[f32]) -> f32 {
     let mut sums = [0f32; LANES];
-    let (xs, ys) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
-    let tail: f32 = xs.remainder().iter().zip(ys.remainder()).map(|(x, y)| x * y).sum();
-    for (x, y) in xs.zip(ys) {
+    let rest = add_products(&mut sums, x, y);
+    math::total_32(sums) + rest
+}
+
+/// x . y + u . v with one sum over the lanes.
+#[inline(always)]
+fn two_dots((x, y): (&[f32], &[f32]), (u, v): (&[f32], &[f32])) -> f32 {
+    let mut sums = [0f32; LANES];
+    let rest = add_products(&mut sums, x, y) + add_products(&mut sums, u, v);
+    math::total_32(sums) + rest
+}
+
+/// Adds products of elements to interleaved sums; gives the sum of those that fill no lane.
+#[inline(always)]
+fn add_products(sums: &mut [f32; LANES], x: &[f32], y: &[f32]) -> f32 {
+    let ((xs, x), (ys, y)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
+    for (x, y) in xs.iter().zip(ys) {
         for ((s, x), y) in sums.iter_mut().zip(x).zip(y) {
             *s = x.mul_add(*y, *s);
         }
     }
-    sums.iter().sum::<f32>() + tail
+    x.iter().zip(y).map(|(x, y)| x * y).sum()
 }
 
 /// y += sum_i c[i] rows[i], rows of y's length one after the other, at distance `stride` in `c`.
@@ -347,7 +361,7 @@ pub(crate) fn write_backward(w: &WriteInputs<'_>, a: &[f32], out: WriteGradients
     tokens.zip(memories).enumerate().for_each(|(n, (((dkeys, dvalues), dbeta), (g, h)))| {
         let w = w.memory(n);
         let a = &a[n * dk * d..][..dk * d];
-        let lengths = [2 * dm, 2 * dm, m * dk, m, m, m, m * d, m * d, dk];
+        let lengths = [2 * dm, 2 * dm, m * dk, m, m, m, m * d, m * d, m * dk];
         with_scratch(lengths, |[r, dr, phi, den, gamma, dden, dv, dw, dphi]| {
             simd!({
                 w.keys(r, phi, den, gamma);
@@ -367,15 +381,15 @@ pub(crate) fn write_backward(w: &WriteInputs<'_>, a: &[f32], out: WriteGradients
                         *dw *= -b * scale;
                     }
                 }
-                for i in 0..m {
-                    let (dv, dw) = (&dv[i * d..][..d], &dw[i * d..][..d]);
-                    for (f, dphi) in dphi.iter_mut().enumerate() {
-                        *dphi = dot(&g[f * d..][..d], dv) + dot(&a[f * d..][..d], dw) + gamma[i] * h[f] + dden[i] * w.z[f];
+                // One pass over A and G, a row for all tokens, which then changes G's.
+                for (f, (g, a)) in g.chunks_exact_mut(d).zip(a.chunks_exact(d)).enumerate() {
+                    for (i, (dv, dw)) in dv.chunks_exact(d).zip(dw.chunks_exact(d)).enumerate() {
+                        dphi[i * dk + f] = two_dots((g, dv), (a, dw)) + gamma[i] * h[f] + dden[i] * w.z[f];
                     }
-                    features_backward(&w.k[i * dm..][..dm], dphi, r, dr, &mut dkeys[i * dm..][..dm]);
-                }
-                for (f, g) in g.chunks_exact_mut(d).enumerate() {
                     add_rows(g, &phi[f..], dk, dw);
+                }
+                for (i, dphi) in dphi.chunks_exact(dk).enumerate() {
+                    features_backward(&w.k[i * dm..][..dm], dphi, r, dr, &mut dkeys[i * dm..][..dm]);
                 }
                 add_rows(h, dden, 1, phi);
             });

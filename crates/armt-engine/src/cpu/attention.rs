@@ -283,7 +283,7 @@ impl pulp::NullaryFnOnce for Row<'_> {
             }
         }
         s[seen..end.max(padded)].fill(0.0);
-        let sum: f32 = sums.iter().sum();
+        let sum = math::total(sums);
         (sum, sum.ln() - shift)
     }
 }
@@ -311,7 +311,7 @@ impl pulp::NullaryFnOnce for RowBackward<'_> {
             }
         }
         let rest: f32 = o_rest.iter().zip(d_rest).map(|(o, d)| o * d).sum();
-        let delta = sums.iter().sum::<f32>() + rest;
+        let delta = math::total(sums) + rest;
         for (s, dp) in s[..seen].iter_mut().zip(&mut dp[..seen]) {
             *s = math::exp(s.mul_add(scale, -lse));
             *dp = *s * (*dp - delta) * scale;

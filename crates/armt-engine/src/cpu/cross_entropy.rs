@@ -27,7 +27,7 @@ fn log_sum_exp(x: &[f32]) -> f32 {
             *part += math::exp(x - m);
         }
     }
-    let sum = parts.iter().sum::<f32>() + rest.iter().map(|x| math::exp(x - m)).sum::<f32>();
+    let sum = math::total(parts) + rest.iter().map(|x| math::exp(x - m)).sum::<f32>();
     m + sum.ln()
 }
 

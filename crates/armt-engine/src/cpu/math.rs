@@ -87,6 +87,21 @@ pub(crate) fn silu_slope(x: f32) -> f32 {
     s * x.mul_add(1.0 - s, 1.0)
 }
 
+/// The sum of interleaved parts, as a tree: one running sum would wait for each addition. Arrays of fixed size, because only those stay in
+/// registers.
+#[inline(always)]
+pub(crate) fn total(parts: [f32; 16]) -> f32 {
+    let b: [f32; 8] = std::array::from_fn(|i| parts[i] + parts[i + 8]);
+    let c: [f32; 4] = std::array::from_fn(|i| b[i] + b[i + 4]);
+    (c[0] + c[2]) + (c[1] + c[3])
+}
+
+/// The same of twice as many.
+#[inline(always)]
+pub(crate) fn total_32(parts: [f32; 32]) -> f32 {
+    total(std::array::from_fn(|i| parts[i] + parts[i + 16]))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::{GRAIN, par_rows};
+use super::{GRAIN, math, par_rows};
 
 /// What is normalised, and how.
 #[derive(Clone, Copy, Debug)]
@@ -21,15 +21,6 @@ pub(crate) struct Norm {
 
 const LANES: usize = 32;
 
-/// The sum of interleaved parts, as a tree. Arrays of fixed size, because only those stay in registers.
-#[inline(always)]
-fn total(parts: [f32; LANES]) -> f32 {
-    let a: [f32; 16] = std::array::from_fn(|i| parts[i] + parts[i + 16]);
-    let b: [f32; 8] = std::array::from_fn(|i| a[i] + a[i + 8]);
-    let c: [f32; 4] = std::array::from_fn(|i| b[i] + b[i + 4]);
-    (c[0] + c[2]) + (c[1] + c[3])
-}
-
 #[inline(always)]
 fn sum_of(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     let mut parts = [0f32; LANES];
@@ -42,7 +33,7 @@ fn sum_of(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     for (part, x) in parts.iter_mut().zip(rest) {
         *part += f(*x);
     }
-    total(parts)
+    math::total_32(parts)
 }
 
 /// Mean (0 where it is not subtracted) and 1 / sqrt(variance + eps) of a row.
@@ -184,5 +175,5 @@ fn projections(x: &[f32], dy: &[f32], gain: &[f32], mean: f32, scale: f32) -> (f
         plain[i] += a;
         along[i] = a.mul_add(x - mean, along[i]);
     }
-    (total(plain), total(along) * scale)
+    (math::total_32(plain), math::total_32(along) * scale)
 }

@@ -52,7 +52,7 @@ pub(crate) fn sum(x: &[f32]) -> f32 {
             *part += x;
         }
     }
-    parts.iter().sum::<f32>() + rest.iter().sum::<f32>()
+    super::math::total(parts) + rest.iter().sum::<f32>()
 }
 
 /// dx[o, m, i] = dy[o, i].
