@@ -45,6 +45,9 @@ pub struct BenchArgs {
     /// Training keeps only the inputs of each block and computes it again on the way back.
     #[arg(long)]
     recompute: bool,
+    /// Training in f32 unwinds the memory on the way back instead of keeping each segment's, as it does in bf16.
+    #[arg(long)]
+    unwind: bool,
     /// Where to write the figures as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -69,7 +72,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     }
     let machine = machine(&device)?;
     crate::say(format_args!("{machine}, {dtype}"))?;
-    let backprop = Backprop { recompute: args.recompute, ..Backprop::default() };
+    let backprop = Backprop { recompute: args.recompute, unwind: args.unwind, truncate: 0 };
     let mut timings = Vec::new();
     for workload in &workloads {
         let timing = measure(workload, args.repeats, backprop, (dtype, &device), &mut |_| ControlFlow::Continue(()))?;

@@ -126,8 +126,10 @@ pub struct Timing {
     pub workload: Workload,
     /// Numbers that were computed with.
     pub dtype: String,
-    /// How gradients went back.
+    /// Whether blocks were computed again on the way back.
     pub recompute: bool,
+    /// Whether the memory was unwound on the way back.
+    pub unwind: bool,
     /// Seconds of each repetition, in their order.
     pub seconds: Vec<f64>,
     /// Text tokens in a second, at the median.
@@ -188,6 +190,7 @@ pub fn run(
         workload: workload.clone(),
         dtype: dtype.to_string(),
         recompute: backprop.recompute,
+        unwind: backprop.unwinds(dtype),
         seconds,
         tokens_per_second: workload.text_tokens() as f64 / median,
         ms_per_step: 1e3 * median,

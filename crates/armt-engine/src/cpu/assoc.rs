@@ -284,8 +284,8 @@ impl<'a> WriteInputs<'a> {
     }
 }
 
-/// A += sum_i phi_i (x) x_i in place, and z' = z + sum_i gamma_i phi_i. The x_i go to `x` too, if it is given.
-pub(crate) fn write(w: &WriteInputs<'_>, a: &mut [f32], z_new: &mut [f32], x: Option<&mut [f32]>) {
+/// A' = A + sum_i phi_i (x) x_i, from `old` or in place, and z' = z + sum_i gamma_i phi_i. The x_i go to `x` too, if it is given.
+pub(crate) fn write(w: &WriteInputs<'_>, old: Option<&[f32]>, a: &mut [f32], z_new: &mut [f32], x: Option<&mut [f32]>) {
     let WriteSizes { n, m, dm, d, .. } = w.sizes;
     let dk = w.sizes.dk();
     let kept: Vec<Option<&mut [f32]>> = match x {
@@ -298,7 +298,8 @@ pub(crate) fn write(w: &WriteInputs<'_>, a: &mut [f32], z_new: &mut [f32], x: Op
         with_scratch([2 * dm, m * dk, m, m, m * d], |[r, phi, den, gamma, x]| {
             simd!({
                 w.keys(r, phi, den, gamma);
-                recall(a, phi, x, dk, d);
+                let old = old.map(|old| &old[n * dk * d..][..dk * d]);
+                recall(old.unwrap_or(a), phi, x, dk, d);
                 for (i, (x, v)) in x.chunks_exact_mut(d).zip(w.v.chunks_exact(d)).enumerate() {
                     let (b, scale) = (math::sigmoid(w.beta[i]), 1.0 / den[i]);
                     for (x, v) in x.iter_mut().zip(v) {
@@ -306,6 +307,9 @@ pub(crate) fn write(w: &WriteInputs<'_>, a: &mut [f32], z_new: &mut [f32], x: Op
                     }
                 }
                 for (f, a) in a.chunks_exact_mut(d).enumerate() {
+                    if let Some(old) = old {
+                        a.copy_from_slice(&old[f * d..][..d]);
+                    }
                     add_rows(a, &phi[f..], dk, x);
                 }
                 z_new.copy_from_slice(w.z);

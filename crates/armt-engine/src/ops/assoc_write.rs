@@ -52,33 +52,41 @@ pub struct AssocWrite<'a> {
 
 /// The new (A, z), in f32. Operands whose shapes, types or devices do not fit together are an error.
 pub fn assoc_write(w: AssocWrite<'_>) -> Result<(Tensor, Tensor)> {
-    write(w, None)
+    write(w, None, false)
 }
 
-/// The same to the memories `rows` of the leading axis of A `[L, .., dk, d]` and z `[L, .., dk]`, with A' in the place of A: the other rows
-/// stay, and k, v, beta and `first` are `[rows, ..]`.
+/// The same to the memories `rows` of the leading axis of A `[L, .., dk, d]` and z `[L, .., dk]`: the other rows stay, and k, v, beta and
+/// `first` are `[rows, ..]`.
+pub fn assoc_write_rows(w: AssocWrite<'_>, rows: Range<usize>) -> Result<(Tensor, Tensor)> {
+    expect_rows(OP, w.a, &rows)?;
+    expect_rows(OP, w.z, &rows)?;
+    write(w, Some(rows), false)
+}
+
+/// The same with A' in the place of A. The way back takes A from A', with its rounding: of the size of the largest values that the memory
+/// ever held, not of those it held then.
 ///
 /// Whatever shares A's buffer sees A' from here on, until the backward pass has gone through this write and put A back. So the caller
 /// owns the buffer: no one else may still want to read the old A, but for operations that are on the tape already.
 pub fn assoc_write_in_place(w: AssocWrite<'_>, rows: Range<usize>) -> Result<(Tensor, Tensor)> {
     expect_rows(OP, w.a, &rows)?;
     expect_rows(OP, w.z, &rows)?;
-    write(w, Some(rows))
+    write(w, Some(rows), true)
 }
 
-/// In place if there are rows.
-fn write(w: AssocWrite<'_>, rows: Option<Range<usize>>) -> Result<(Tensor, Tensor)> {
+fn write(w: AssocWrite<'_>, rows: Option<Range<usize>>, in_place: bool) -> Result<(Tensor, Tensor)> {
     let (old_a, old_z) = (part(w.a, rows.as_ref()), part(w.z, rows.as_ref()));
     let sizes = checked(&AssocWrite { a: &old_a, z: &old_z, ..w })?;
     if via_f32(w.k) {
         let (k, v, beta) = (to_f32(w.k)?, to_f32(w.v)?, to_f32(w.beta)?);
-        return write(AssocWrite { k: &k, v: &v, beta: &beta, ..w }, rows);
+        return write(AssocWrite { k: &k, v: &v, beta: &beta, ..w }, rows, in_place);
     }
     let all = rows.as_ref().is_none_or(|rows| rows.len() == w.a.shape()[0]);
-    let a = if rows.is_some() { w.a.detach() } else { Tensor::uninit(w.a.shape(), DType::F32, w.a.device())? };
-    let z = if all { Tensor::uninit(w.z.shape(), DType::F32, w.z.device())? } else { copy_of(&w.z.detach())? };
+    let fresh = |t: &Tensor| if all { Tensor::uninit(t.shape(), DType::F32, t.device()) } else { copy_of(&t.detach()) };
+    let a = if in_place { w.a.detach() } else { fresh(w.a)? };
+    let z = fresh(w.z)?;
     let inputs = [w.k, w.v, w.beta, w.a, w.z];
-    let keep = rows.is_some() && is_recorded(&inputs);
+    let keep = in_place && is_recorded(&inputs);
     let x = keep.then(|| Tensor::uninit(w.v.shape(), DType::F32, w.v.device())).transpose()?;
     let saved = Saved {
         k: w.k.detach(),
@@ -92,7 +100,7 @@ fn write(w: AssocWrite<'_>, rows: Option<Range<usize>>) -> Result<(Tensor, Tenso
         rows,
         x,
     };
-    saved.forward(&part(&a, saved.rows.as_ref()), &part(&z, saved.rows.as_ref()))?;
+    saved.forward(&part(&a, saved.rows.as_ref()), &part(&z, saved.rows.as_ref()), in_place)?;
     let [a, z] = record_all(&inputs, [a, z], || saved);
     Ok((a, z))
 }
@@ -144,21 +152,19 @@ struct Saved {
     first: Option<Tensor>,
     correction: bool,
     sizes: WriteSizes,
-    /// The rows of a write in place.
+    /// Which rows of the whole memory these are; `None`: all.
     rows: Option<Range<usize>>,
     /// What a write in place added to each key, f32 `[.., m, d]`, if it is to be taken back.
     x: Option<Tensor>,
 }
 
 impl Saved {
-    fn forward(&self, a: &Tensor, z: &Tensor) -> Result<()> {
+    fn forward(&self, a: &Tensor, z: &Tensor, in_place: bool) -> Result<()> {
         let Some(cuda) = cuda_of(&self.k) else {
-            if self.rows.is_none() {
-                a.copy_from(&self.a)?;
-            }
             return self.on_cpu(|w| {
                 let mut x = self.x.as_ref().map(|x| x.write::<f32>(OP)).transpose()?;
-                cpu::write(w, &mut a.write::<f32>(OP)?, &mut z.write::<f32>(OP)?, x.as_deref_mut());
+                let old = if in_place { None } else { Some(self.a.read::<f32>(OP)?) };
+                cpu::write(w, old.as_deref(), &mut a.write::<f32>(OP)?, &mut z.write::<f32>(OP)?, x.as_deref_mut());
                 Ok(())
             });
         };

@@ -28,7 +28,7 @@ mod view;
 
 pub use activation::{gelu, gelu_erf, relu, sigmoid, silu, swiglu};
 pub use assoc_read::{assoc_read, assoc_read_rows};
-pub use assoc_write::{AssocWrite, assoc_write, assoc_write_in_place};
+pub use assoc_write::{AssocWrite, assoc_write, assoc_write_in_place, assoc_write_rows};
 pub use attention::{Heads, attention, attention_cached};
 pub(crate) use binary::{accumulate, sum_of};
 pub use binary::{add, mul, scale, sub};

@@ -15,6 +15,7 @@ use super::state::{Content, MemoryState};
 use crate::config::{Associative, MemoryConfig};
 use crate::error::{Error, Result};
 use crate::model::{Attend, Model, Padding};
+use crate::schedule::Backprop;
 
 /// The memory of some layers, stacked: what a layer's step takes and gives back.
 #[derive(Clone)]
@@ -172,7 +173,7 @@ fn spread_mask(mask: &Tensor, n: usize) -> Result<Tensor> {
 
 impl Model {
     /// One step of layers `layers`: x `[n, B, T, d]` of n segments. Takes the memory of these layers, and maybe of others that rest; gives
-    /// the layers' outputs and the memory after it. With `recompute`, the block inside keeps nothing but its input.
+    /// the layers' outputs and the memory after it.
     pub(crate) fn layer_step(
         &self,
         tape: &Tape,
@@ -180,16 +181,26 @@ impl Model {
         x: &Tensor,
         memory: LayerMemory,
         padding: Option<&Padding>,
-        recompute: bool,
+        backprop: Backprop,
     ) -> Result<(Tensor, LayerMemory)> {
         let rows = memory.rows(&layers);
-        let block = |x: &Tensor| {
-            if recompute { self.lean_block(tape, &layers, x, padding) } else { self.segment_block(tape, &layers, x, padding) }
+        let block = |x: &Tensor| match backprop.recompute {
+            true => self.lean_block(tape, &layers, x, padding),
+            false => self.segment_block(tape, &layers, x, padding),
         };
         let (y, kind) = match &memory.kind {
             Kind::Associative { a, z, empty } => {
                 let y = block(&self.associative_read(tape, layers.clone(), x, &memory)?)?;
-                let (a, z) = self.associative_write(tape, layers.clone(), &y, a, z, &empty[rows.clone()], rows.clone())?;
+                let (a, z) = self.associative_write(
+                    tape,
+                    layers.clone(),
+                    &y,
+                    a,
+                    z,
+                    &empty[rows.clone()],
+                    rows.clone(),
+                    backprop.unwinds(self.dtype()),
+                )?;
                 let mut empty = empty.clone();
                 empty[rows].fill(false);
                 (y, Kind::Associative { a, z, empty })
@@ -268,7 +279,7 @@ impl Model {
         Ok(ops::add(x, &ops::mul(&y, &ops::cast(&share, y.dtype())?)?)?)
     }
 
-    /// The memory after the last m rows of y `[n, B, T, d]` were written to its rows `rows`, in place.
+    /// The memory after the last m rows of y `[n, B, T, d]` were written to its rows `rows`.
     #[expect(clippy::too_many_arguments, reason = "a memory is three things")]
     fn associative_write(
         &self,
@@ -279,6 +290,7 @@ impl Model {
         z: &Tensor,
         empty: &[bool],
         rows: Range<usize>,
+        unwind: bool,
     ) -> Result<(Tensor, Tensor)> {
         let (config, weights) = self.associative()?;
         let (n, batch, t, m) = (y.dims()[0], y.dims()[1], y.dims()[2], config.tokens);
@@ -297,6 +309,7 @@ impl Model {
         };
         let write =
             AssocWrite { k: &k, v: &v, beta: &beta, a, z, first: first.as_ref(), correction: config.correction, nu: config.nu };
-        Ok(ops::assoc_write_in_place(write, rows)?)
+        let in_place = unwind || !tape.is_recording();
+        Ok(if in_place { ops::assoc_write_in_place(write, rows)? } else { ops::assoc_write_rows(write, rows)? })
     }
 }

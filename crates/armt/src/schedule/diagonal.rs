@@ -42,7 +42,7 @@ impl Schedule for Diagonal {
             let paddings = (lo..=hi).map(|l| inputs.places[t - l].padding.as_ref());
             let padding = model.stack_padding(paddings, state.batch, x.dims()[2])?;
             let y;
-            (y, memory) = model.layer_step(tape, lo..hi + 1, &x, memory, padding.as_ref(), backprop.recompute)?;
+            (y, memory) = model.layer_step(tape, lo..hi + 1, &x, memory, padding.as_ref(), backprop)?;
             let n = y.dims()[0];
             let onward = if hi == layers - 1 { n - 1 } else { n };
             if onward < n {

@@ -6,7 +6,7 @@
 mod diagonal;
 mod sequential;
 
-use armt_engine::{Tape, Tensor};
+use armt_engine::{DType, Tape, Tensor};
 pub use diagonal::Diagonal;
 pub use sequential::Sequential;
 use serde::Deserialize;
@@ -41,11 +41,20 @@ pub trait Schedule: Sync {
 pub struct Backprop {
     /// Keep only the inputs of each layer's block and compute it again on the way back: a third more time, a fraction of the memory.
     pub recompute: bool,
+    /// Do not keep each segment's associative memory but take it from the one after on the way back: faster, and one memory however many
+    /// segments. It rounds by the largest values that the memory ever held, 1e-6 of them, which gradients may amplify. Always so in
+    /// bf16, whose own rounding is far above, and with `recompute`.
+    pub unwind: bool,
     /// Gradients do not go back from one stretch of this many segments to the one before; 0: they go back through all.
     pub truncate: usize,
 }
 
 impl Backprop {
+    /// Whether the memory is unwound in a computation of this type.
+    pub(crate) fn unwinds(self, dtype: DType) -> bool {
+        self.unwind || self.recompute || dtype == DType::BF16
+    }
+
     /// Whether gradients stop after segment s.
     fn stops_after(self, s: usize) -> bool {
         self.truncate > 0 && (s + 1).is_multiple_of(self.truncate)

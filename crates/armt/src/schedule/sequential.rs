@@ -43,7 +43,7 @@ impl Schedule for Sequential {
             }; // [1, B, T, d]
             let mut stepped: Vec<LayerMemory> = Vec::with_capacity(layers);
             for (l, memory) in memories.into_iter().enumerate() {
-                let (y, memory) = model.layer_step(tape, l..l + 1, &h, memory, place.padding.as_ref(), backprop.recompute)?;
+                let (y, memory) = model.layer_step(tape, l..l + 1, &h, memory, place.padding.as_ref(), backprop)?;
                 h = y;
                 stepped.push(if backprop.stops_after(s) { memory.cut(l..l + 1)? } else { memory });
             }

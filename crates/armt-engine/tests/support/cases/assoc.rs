@@ -169,7 +169,8 @@ pub fn cases() -> Vec<Case> {
         }
     }
     for sizes in [[2, 3, 3, 5], [1, 17, 3, 40], [2, 6, 17, 33], [3, 4, 32, 64], [265, 2, 3, 36], [140, 5, 3, 36]] {
-        cases.push(in_place(&mut rng, sizes));
+        cases.push(walk(&mut rng, sizes, true));
+        cases.push(walk(&mut rng, sizes, false));
     }
     assert!(inside > 10 && clipped > 10, "cases must exercise gamma inside its bounds ({inside} tokens) and at them ({clipped})");
     cases
@@ -182,9 +183,10 @@ fn rows_of(x: &Array, rows: std::ops::Range<usize>) -> Array {
     Array { shape, data: x.data[rows.start * inner..rows.end * inner].to_vec() }
 }
 
-/// Reads and writes in place in turn, some on a part of n + 1 memories. The last write is seen by nobody, and must be taken back all the same.
+/// Reads and writes in turn, in place or not, some on a part of n + 1 memories. The last write is seen by nobody; in place, it must be taken
+/// back all the same.
 /// Inputs q of each of three reads, k, v, beta of each of three writes, A, z.
-fn in_place(rng: &mut Rng, [n, m, dm, d]: [usize; 4]) -> Case {
+fn walk(rng: &mut Rng, [n, m, dm, d]: [usize; 4], in_place: bool) -> Case {
     let (nu, t) = (3, 2);
     let steps = [0..n + 1, 1..n + 1, 0..n];
     let mut inputs: Vec<Input> = steps.iter().map(|r| normal(rng, &[r.len(), t, dm])).collect();
@@ -195,7 +197,7 @@ fn in_place(rng: &mut Rng, [n, m, dm, d]: [usize; 4]) -> Case {
     inputs.extend([a, z]);
     let naive_steps = steps.clone();
     Case {
-        name: format!("assoc in place {} x [{m}, {dm}] of {d}", n + 1),
+        name: format!("assoc {} x [{m}, {dm}] of {d}, in place {in_place}", n + 1),
         inputs,
         run: Box::new(move |x| {
             // A buffer of its own: the inputs are not ours to overwrite.
@@ -205,7 +207,8 @@ fn in_place(rng: &mut Rng, [n, m, dm, d]: [usize; 4]) -> Case {
                 seen.push(ops::assoc_read_rows(&x[i], &a, &z, rows.clone(), nu, None)?);
                 let [k, v, beta] = [&x[3 + 3 * i], &x[4 + 3 * i], &x[5 + 3 * i]];
                 let w = AssocWrite { k, v, beta, a: &a, z: &z, first: None, correction: false, nu };
-                (a, z) = ops::assoc_write_in_place(w, rows.clone())?;
+                let write = if in_place { ops::assoc_write_in_place } else { ops::assoc_write_rows };
+                (a, z) = write(w, rows.clone())?;
             }
             Ok(seen)
         }),
