@@ -125,16 +125,22 @@ impl Retrieval {
         }
     }
 
-    /// A batch of texts of `pairs` pairs each. Equal generators give equal texts. Refuses what [`Retrieval::check`] refuses, and a
-    /// batch of none.
+    /// A batch of texts of `pairs` pairs and a question each. Equal generators give equal texts. Refuses what [`Retrieval::check`] refuses,
+    /// and a batch of none.
     pub fn example(&self, pairs: usize, batch: usize, random: &mut Random) -> Result<Example> {
+        self.lesson(pairs, 1, batch, random)
+    }
+
+    /// The same with several questions one after the other, each drawn anew: more is learned from the pairs of a long text.
+    pub fn lesson(&self, pairs: usize, questions: usize, batch: usize, random: &mut Random) -> Result<Example> {
         self.check(pairs)?;
-        if batch == 0 {
-            return Err(Error::Argument("expected a batch of at least 1 text, got 0".into()));
+        if batch == 0 || questions == 0 {
+            let message = format!("expected at least 1 text with at least 1 question, got {batch} and {questions}");
+            return Err(Error::Argument(message));
         }
         let (k, v, size) = (self.key_size, self.value_size, self.segment_size());
         let mut deal = (self.setting == Setting::Remember).then(|| Deal::new(self.keys()));
-        let mut ids = Vec::with_capacity(batch * (pairs + 1) * size);
+        let mut ids = Vec::with_capacity(batch * (pairs + questions) * size);
         let mut next = Vec::with_capacity(ids.capacity());
         for _ in 0..batch {
             let keys = match &mut deal {
@@ -145,16 +151,19 @@ impl Retrieval {
             for (key, value) in keys.iter().zip(values.chunks(v)) {
                 self.push_segment(&mut ids, *key, SEP, value);
             }
-            let asked = match self.setting {
-                Setting::Remember => random.below(pairs),
-                Setting::Rewrite => latest_of_one_key(&keys, random),
-            };
-            self.push_segment(&mut ids, keys[asked], GEN, &values[asked * v..][..v]);
-            // GEN and each value predict the token after them.
-            let answer = &ids[ids.len() - v - 1..];
-            next.extend(std::iter::repeat_n(-1, pairs * size + k));
-            next.extend_from_slice(answer);
-            next.push(-1);
+            next.extend(std::iter::repeat_n(-1, pairs * size));
+            for _ in 0..questions {
+                let asked = match self.setting {
+                    Setting::Remember => random.below(pairs),
+                    Setting::Rewrite => latest_of_one_key(&keys, random),
+                };
+                self.push_segment(&mut ids, keys[asked], GEN, &values[asked * v..][..v]);
+                // GEN and each value predict the token after them.
+                let answer = &ids[ids.len() - v - 1..];
+                next.extend(std::iter::repeat_n(-1, k));
+                next.extend_from_slice(answer);
+                next.push(-1);
+            }
         }
         Ok(Example { batch: Batch { ids, batch, mask: None }, targets: Targets { next } })
     }
@@ -283,6 +292,28 @@ mod tests {
                 assert_eq!(pairs.iter().find(|(k, _)| *k == key).unwrap().1, value);
             }
         }
+    }
+
+    #[test]
+    fn several_questions_are_each_about_a_pair_and_the_first_is_that_of_a_text_with_one() {
+        for setting in [Setting::Remember, Setting::Rewrite] {
+            let (task, pairs, questions) = (task(setting, 2, 1), 30, 8);
+            let (size, e) = (task.segment_size(), task.lesson(pairs, questions, 1, &mut Random::new(5)).unwrap());
+            assert_eq!(e.batch.tokens(), (pairs + questions) * size);
+            let alone = example(task, pairs, 1, 5);
+            assert_eq!(alone.batch.ids, e.batch.ids[..(pairs + 1) * size]);
+            assert_eq!(alone.targets.next, e.targets.next[..(pairs + 1) * size]);
+            let segments: Vec<&[i32]> = e.batch.ids.chunks(size).collect();
+            let mut asked = HashSet::new();
+            for (question, next) in segments.iter().zip(e.targets.next.chunks(size)).skip(pairs) {
+                let pair = segments[..pairs].iter().rev().find(|s| s[..2] == question[..2]).unwrap();
+                assert_eq!((question[2], &question[3..]), (GEN, &pair[3..]));
+                assert_eq!(next, [-1, -1, pair[3], EOS, -1]);
+                asked.insert(question[..2].to_vec());
+            }
+            assert!(asked.len() > 4, "{} different keys asked for", asked.len());
+        }
+        assert!(task(Setting::Rewrite, 1, 1).lesson(1, 0, 1, &mut Random::new(0)).is_err());
     }
 
     #[test]

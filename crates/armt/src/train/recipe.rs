@@ -108,7 +108,7 @@ pub struct EvalRecipe {
     pub every: u64,
     /// Texts of a validation.
     pub samples: usize,
-    /// A stage ends after this many validations without a better one; 0: never.
+    /// A stage ends after this many validations in a row that are neither better than all before nor 1; 0: never.
     pub patience: u64,
 }
 
@@ -130,6 +130,9 @@ pub struct Stage {
     /// Another number of different symbols for this stage: few are told apart sooner.
     #[serde(default)]
     pub symbols: Option<usize>,
+    /// Questions after the pairs, each in a segment of its own: 1 in the paper, and in validation always.
+    #[serde(default = "one")]
+    pub questions: usize,
     /// Texts of a batch.
     pub batch: usize,
     /// Parts that a batch is computed in, their gradients added.
@@ -207,9 +210,13 @@ impl Recipe {
         for (i, spanned) in self.stages.iter().enumerate() {
             let stage = spanned.get_ref();
             let at = |e: Error| Error::Argument(format!("stage {}{}: {e}", i + 1, line(spanned.span().start)));
-            for (key, value) in
-                [("pairs", stage.pairs), ("key_size", stage.key_size), ("batch", stage.batch), ("accumulate", stage.accumulate)]
-            {
+            for (key, value) in [
+                ("pairs", stage.pairs),
+                ("key_size", stage.key_size),
+                ("questions", stage.questions),
+                ("batch", stage.batch),
+                ("accumulate", stage.accumulate),
+            ] {
                 if value == 0 {
                     return Err(at(Error::config(key, "at least 1", 0)));
                 }
@@ -347,6 +354,7 @@ steps = 20
         refused(&RECIPE.replace("batch = 8", "batch = \"many\""), &["line 11"]);
         refused(&RECIPE.replace("pairs = 20\nkey_size = 2", "pairs = 20"), &["stage 2", "line 13", "16", "20"]);
         refused(&RECIPE.replace("steps = 10", "steps = 0"), &["stage 1", "steps"]);
+        refused(&format!("{RECIPE}questions = 0"), &["stage 2 (line 13)", "questions"]);
         refused(&RECIPE.replace("setting = \"remember\"", "setting = \"forget\""), &["forget"]);
         refused("seed = 1", &["task"]);
         refused(&RECIPE.replace("[memory]", "symbols = 101\n[memory]"), &["task (line 5)", "symbols: expected 2 to 100", "101"]);

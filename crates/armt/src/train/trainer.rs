@@ -175,7 +175,7 @@ impl StageRun<'_> {
                 for step in from..stage.steps {
                     let mut random = seed(recipe, 1, number, step);
                     let pairs = if stage.vary { some_pairs(stage.pairs, &mut random) } else { stage.pairs };
-                    if sender.send(task.example(pairs, stage.batch, &mut random)).is_err() {
+                    if sender.send(task.lesson(pairs, stage.questions, stage.batch, &mut random)).is_err() {
                         return;
                     }
                 }
@@ -258,7 +258,8 @@ impl StageRun<'_> {
         let (stage, total) = (progress.stage + 1, progress.total);
         self.folder.log(&json!({"step": total, "stage": stage, "pairs": pairs, "exact_match": exact, "stored": stored}))?;
         self.events.scalars(total, &[("valid/exact_match", exact as f32), ("valid/stored", stored as f32)])?;
-        progress.waited = if exact > progress.best { 0 } else { progress.waited + 1 };
+        // Nothing is better than 1: a stage that goes on after it is meant to.
+        progress.waited = if exact > progress.best || exact == 1.0 { 0 } else { progress.waited + 1 };
         // Of equals the later one is kept: it has seen more.
         if exact >= progress.best {
             progress.best = exact;
