@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::memory::MemoryState;
 use crate::model::{Model, Targets};
 use crate::random::Random;
-use crate::reader::Reader;
+use crate::reader::{Reader, Tokens};
 use crate::schedule::{Backprop, Choice};
 use crate::segment::Batch;
 use crate::tasks::Example;
@@ -161,7 +161,11 @@ pub fn run(
     let ids: Vec<i32> = (0..workload.text_tokens()).map(|_| random.below(workload.vocab) as i32).collect();
     device.reset_peak();
     let mut repeat: Box<dyn FnMut() -> Result<()>> = match workload.work {
-        Work::Read => Box::new(|| read(&model, workload, &ids)),
+        Work::Read => {
+            let mut reader = Reader::new(&model, MemoryState::empty(&model, workload.batch)?)?;
+            let (model, ids) = (&model, &ids);
+            Box::new(move || read(model, &mut reader, ids))
+        }
         Work::Train => {
             let params: Vec<Param> = model.params().into_iter().cloned().collect();
             let optimizer = AdamW::new(vec![Group { params, weight_decay: 0.01, rate: 1.0 }], Settings::default())?;
@@ -208,10 +212,13 @@ pub fn median(values: &[f64]) -> f64 {
     if n == 0 { f64::NAN } else { (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0 }
 }
 
-/// Reads all texts from an empty memory.
-fn read(model: &Model, workload: &Workload, ids: &[i32]) -> Result<()> {
-    let mut reader = Reader::new(model, MemoryState::empty(model, workload.batch)?)?;
-    reader.read(&mut ids.iter().map(|id| Ok(*id)), &mut |_| ControlFlow::Continue(()))?;
+/// Reads all texts, side by side, from an empty memory.
+fn read(model: &Model, reader: &mut Reader<'_>, ids: &[i32]) -> Result<()> {
+    let texts = reader.state().batch;
+    reader.begin(MemoryState::empty(model, texts)?)?;
+    let mut sources: Vec<_> = ids.chunks(ids.len() / texts).map(|text| text.iter().map(|id| Ok(*id))).collect();
+    let mut sources: Vec<Tokens<'_>> = sources.iter_mut().map(|s| s as Tokens<'_>).collect();
+    reader.read_all(&mut sources, &mut |_| ControlFlow::Continue(()))?;
     Ok(())
 }
 

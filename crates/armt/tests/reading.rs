@@ -12,7 +12,7 @@ use armt::config::{Associative, MemoryConfig};
 use armt::engine::{DType, Device};
 use armt::generate::{Options, Sampling};
 use armt::memory::Content;
-use armt::reader::{End, GROUP, Reader, answer};
+use armt::reader::{End, Reader, Tokens, answer};
 use armt::text::{Ahead, Source, TokenStream, Tokenizer};
 use armt::{Error, MemoryState, Model};
 use proptest::prelude::*;
@@ -21,6 +21,8 @@ use proptest::prelude::*;
 mod tiny_gpt2;
 
 const SEGMENT: usize = 8;
+/// Segments of a group on the CPU.
+const GROUP: u64 = 32;
 
 fn tokenizer() -> Arc<Tokenizer> {
     let folder = tempfile::tempdir().unwrap();
@@ -229,7 +231,8 @@ fn a_source_that_fails_leaves_what_was_read() {
     let broken = || Err(Error::Argument("the disk is gone".into()));
     let mut source = text.iter().map(|t| Ok(*t)).chain(std::iter::once_with(broken));
     assert!(reader.read(&mut source, &mut |_| ControlFlow::Continue(())).is_err());
-    assert_eq!((reader.state().tokens_read, reader.left_out()), (group as u64, &text[group..]));
+    assert_eq!((reader.state().tokens_read, reader.group()), (group as u64, GROUP));
+    assert_eq!(reader.left_out(), [text[group..].to_vec()]);
     let mut rest = std::iter::empty();
     assert_eq!(reader.read(&mut rest, &mut |_| ControlFlow::Continue(())).unwrap(), End::Finished);
     assert_eq!(bits(reader.state()), bits(&read_all(&model, MemoryState::empty(&model, 1).unwrap(), &text)));
@@ -259,7 +262,78 @@ fn no_tokens_and_unknown_tokens_are_refused() {
     let mut go = |tokens: Vec<i32>| reader.read(&mut tokens.into_iter().map(Ok), &mut |_| ControlFlow::Continue(()));
     assert!(go(vec![]).unwrap_err().to_string().contains("at least one token"));
     assert!(go(vec![1, 9999]).unwrap_err().to_string().contains("token 9999"));
-    assert!(Reader::new(&model, MemoryState::empty(&model, 2).unwrap()).is_err());
+}
+
+/// Reads texts side by side, with the reader as it is.
+fn read_side_by_side(reader: &mut Reader<'_>, texts: &[Vec<i32>]) -> armt::Result<End> {
+    let mut sources: Vec<_> = texts.iter().map(|text| text.iter().map(|t| Ok(*t))).collect();
+    let mut sources: Vec<Tokens<'_>> = sources.iter_mut().map(|s| s as Tokens<'_>).collect();
+    reader.read_all(&mut sources, &mut |_| ControlFlow::Continue(()))
+}
+
+#[test]
+fn texts_read_side_by_side_leave_the_memory_of_each_read_alone() {
+    let model = model(associative());
+    // More than a group, and a short segment at the end.
+    let texts: Vec<Vec<i32>> = (0..3).map(|i| tokens(SEGMENT * 40 + 3 + i)[i..].to_vec()).collect();
+    let mut reader = Reader::new(&model, MemoryState::empty(&model, 3).unwrap()).unwrap();
+    assert_eq!(read_side_by_side(&mut reader, &texts).unwrap(), End::Finished);
+    let Content::Associative { a, .. } = &reader.state().content else { panic!("not associative") };
+    let [layers, _, dk, d] = *a.dims() else { panic!("{:?}", a.dims()) };
+    let all = a.to_vec::<f32>().unwrap();
+    for (b, text) in texts.iter().enumerate() {
+        let alone = read_all(&model, MemoryState::empty(&model, 1).unwrap(), text);
+        let Content::Associative { a, .. } = &alone.content else { panic!("not associative") };
+        let alone = a.to_vec::<f32>().unwrap();
+        assert!(alone.iter().any(|v| v.abs() > 1e-3));
+        for l in 0..layers {
+            let own = &all[(l * 3 + b) * dk * d..][..dk * d];
+            let off = own.iter().zip(&alone[l * dk * d..]).map(|(x, y)| (x - y).abs()).fold(0f32, f32::max);
+            assert!(off < 1e-4, "text {b}, layer {l}: off by {off}");
+        }
+    }
+}
+
+#[test]
+fn texts_side_by_side_must_be_as_many_as_the_memory_is_of_and_equally_long() {
+    let model = model(associative());
+    let mut reader = Reader::new(&model, MemoryState::empty(&model, 2).unwrap()).unwrap();
+    let error = read_side_by_side(&mut reader, &[tokens(9)]).unwrap_err().to_string();
+    assert!(error.contains("2 text(s)") && error.contains("1 came"), "{error}");
+    let error = read_side_by_side(&mut reader, &[tokens(300), tokens(257)]).unwrap_err().to_string();
+    assert!(error.contains("text 2 ends after 257 tokens"), "{error}");
+    assert_eq!(reader.state().segments_read, GROUP);
+}
+
+#[test]
+fn recorded_groups_give_the_bits_of_direct_ones() {
+    let Ok(cuda) = Device::cuda(0) else {
+        println!("skipped: there is no GPU");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    model(associative()).save(folder.path(), DType::F32).unwrap();
+    for dtype in [DType::F32, DType::BF16] {
+        let model = Model::load(folder.path(), dtype, &cuda).unwrap();
+        let mut reader = Reader::new(&model, MemoryState::empty(&model, 2).unwrap()).unwrap();
+        let group = reader.group() as usize * SEGMENT;
+        let texts: Vec<Vec<i32>> = (0..2).map(|i| tokens(4 * group + SEGMENT + 3 + i)[i..].to_vec()).collect();
+        // A reader that sees each group for the first time records nothing.
+        let mut direct = MemoryState::empty(&model, 2).unwrap();
+        for from in (0..texts[0].len()).step_by(group) {
+            let parts: Vec<Vec<i32>> = texts.iter().map(|t| t[from..t.len().min(from + group)].to_vec()).collect();
+            let mut reader = Reader::new(&model, direct).unwrap();
+            read_side_by_side(&mut reader, &parts).unwrap();
+            direct = reader.into_state();
+        }
+        for _ in 0..3 {
+            reader.begin(MemoryState::empty(&model, 2).unwrap()).unwrap();
+            read_side_by_side(&mut reader, &texts).unwrap();
+            assert_eq!(reader.state().tokens_read, texts[0].len() as u64);
+            assert!(bits(reader.state()).iter().any(|b| *b != 0));
+            assert_eq!(bits(reader.state()), bits(&direct), "{dtype}");
+        }
+    }
 }
 
 #[test]

@@ -38,6 +38,7 @@ impl Array {
 }
 
 /// A small seeded generator (splitmix64).
+#[derive(Clone)]
 pub struct Rng(pub u64);
 
 impl Rng {

@@ -27,6 +27,29 @@ pub enum Content {
     None,
 }
 
+impl Content {
+    /// The tensors that are there, in a fixed order.
+    fn tensors(&self) -> Vec<&Tensor> {
+        match self {
+            Content::Associative { a, z } => vec![a, z],
+            Content::Rmt(m) | Content::Prmt(m) => m.iter().collect(),
+            Content::Window(w) => w.iter().flat_map(|(keys, mask)| [keys, mask]).collect(),
+            Content::None => vec![],
+        }
+    }
+
+    /// The same with each tensor changed, in the same order.
+    fn map(&self, mut f: impl FnMut(&Tensor) -> Tensor) -> Self {
+        match self {
+            Content::Associative { a, z } => Content::Associative { a: f(a), z: f(z) },
+            Content::Rmt(m) => Content::Rmt(m.as_ref().map(f)),
+            Content::Prmt(m) => Content::Prmt(m.as_ref().map(f)),
+            Content::Window(w) => Content::Window(w.as_ref().map(|(keys, mask)| (f(keys), f(mask)))),
+            Content::None => Content::None,
+        }
+    }
+}
+
 /// A model's memory after some segments of a batch of texts.
 #[derive(Clone)]
 pub struct MemoryState {
@@ -60,15 +83,7 @@ impl MemoryState {
 
     /// The same values, cut off from the tape.
     pub fn detach(&self) -> Self {
-        let cut = |t: &Option<Tensor>| t.as_ref().map(Tensor::detach);
-        let content = match &self.content {
-            Content::Associative { a, z } => Content::Associative { a: a.detach(), z: z.detach() },
-            Content::Rmt(m) => Content::Rmt(cut(m)),
-            Content::Prmt(m) => Content::Prmt(cut(m)),
-            Content::Window(w) => Content::Window(w.as_ref().map(|(k, m)| (k.detach(), m.detach()))),
-            Content::None => Content::None,
-        };
-        MemoryState { content, ..self.clone() }
+        MemoryState { content: self.content.map(Tensor::detach), ..self.clone() }
     }
 
     /// Whether nothing was read yet.
@@ -78,17 +93,29 @@ impl MemoryState {
 
     /// The same memory on another device.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
-        let moved = |t: &Tensor| t.to_device(device);
-        let content = match &self.content {
-            Content::Associative { a, z } => Content::Associative { a: moved(a)?, z: moved(z)? },
-            Content::Rmt(m) => Content::Rmt(m.as_ref().map(moved).transpose()?),
-            Content::Prmt(m) => Content::Prmt(m.as_ref().map(moved).transpose()?),
-            Content::Window(w) => Content::Window(match w {
-                Some((k, m)) => Some((moved(k)?, moved(m)?)),
-                None => None,
-            }),
-            Content::None => Content::None,
-        };
+        self.try_map(|t| t.to_device(device))
+    }
+
+    /// The same values in buffers of their own.
+    pub(crate) fn copied(&self) -> Result<Self> {
+        self.try_map(|t| {
+            let copy = Tensor::zeros(t.shape(), t.dtype(), t.device())?;
+            copy.copy_from(t)?;
+            Ok(copy)
+        })
+    }
+
+    /// Replaces the values by those of a memory of the same shape.
+    pub(crate) fn overwrite(&self, other: &Self) -> Result<()> {
+        let pairs = self.content.tensors().into_iter().zip(other.content.tensors());
+        Ok(pairs.into_iter().try_for_each(|(to, from)| to.copy_from(from))?)
+    }
+
+    fn try_map(&self, f: impl Fn(&Tensor) -> armt_engine::Result<Tensor>) -> Result<Self> {
+        let changed = self.content.tensors().into_iter().map(f).collect::<armt_engine::Result<Vec<_>>>()?;
+        let mut changed = changed.into_iter();
+        // As many come as are asked for.
+        let content = self.content.map(|old| changed.next().unwrap_or_else(|| old.clone()));
         Ok(MemoryState { content, ..self.clone() })
     }
 

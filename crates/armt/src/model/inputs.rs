@@ -48,7 +48,7 @@ impl Inputs {
     }
 
     /// Replaces the texts by others of the same shape.
-    fn fill(&self, model: &Model, segments: &[Segment]) -> Result<()> {
+    pub(crate) fn fill(&self, model: &Model, segments: &[Segment]) -> Result<()> {
         self.ids.overwrite(&all_ids(segments))?;
         for (place, segment) in self.places.iter().zip(segments) {
             if let (Some(padding), Some(mask)) = (&place.padding, &segment.mask) {
@@ -68,35 +68,38 @@ fn all_ids(segments: &[Segment]) -> Vec<i32> {
     segments.iter().flat_map(|s| s.ids.iter().copied()).collect()
 }
 
-/// Inputs of the first layer for all segments, made before the first of them runs.
+/// Inputs of the first layer, made for many segments at once: for all of them on a tape, and otherwise for a few ahead of their turn.
 pub(crate) struct Embedded {
     /// `[n, B, T, d]` of n segments that are padded alike, and the first of them.
-    runs: Vec<(usize, Tensor)>,
+    run: Option<(usize, Tensor)>,
 }
 
+/// Texts of as many segments are embedded at once where no tape keeps them.
+const AHEAD: usize = 16;
+
 impl Embedded {
-    /// The input of segment s, `[1, B, T, d]`.
-    pub(crate) fn segment(&self, s: usize) -> Result<Tensor> {
-        let run = self.runs.iter().rev().find(|(first, _)| *first <= s);
-        let (first, x) = run.ok_or_else(|| Error::Argument(format!("there is no segment {s}")))?;
-        Ok(ops::rows(x, s - first..s - first + 1)?)
+    pub(crate) fn new() -> Self {
+        Embedded { run: None }
+    }
+
+    /// The input of segment s, `[1, B, T, d]`: the learned memory tokens around its embedded tokens. Segments are asked for in order.
+    pub(crate) fn segment(&mut self, model: &Model, tape: &Tape, inputs: &Inputs, s: usize) -> Result<Tensor> {
+        let run = match self.run.take().filter(|(first, x)| s - first < x.dims()[0]) {
+            Some(run) => run,
+            None => {
+                let most = if tape.is_recording() { usize::MAX } else { (AHEAD / inputs.batch).max(1) };
+                let alike = inputs.places[s..].iter().take(most).take_while(|place| place.pad == inputs.places[s].pad).count();
+                let memory = model.memory_tokens(tape, alike * inputs.batch)?;
+                let memory = memory.map(|m| ops::reshape(&m, [alike, inputs.batch, m.dims()[1], m.dims()[2]])).transpose()?;
+                (s, model.surround(tape, inputs, s..s + alike, memory.as_ref())?)
+            }
+        };
+        let (first, x) = self.run.insert(run);
+        Ok(ops::rows(x, s - *first..s - *first + 1)?)
     }
 }
 
 impl Model {
-    /// Embeds all segments, with the learned memory tokens around them.
-    pub(crate) fn embed(&self, tape: &Tape, inputs: &Inputs) -> Result<Embedded> {
-        let places = &inputs.places;
-        let starts: Vec<usize> = (0..places.len()).filter(|s| *s == 0 || places[*s].pad != places[*s - 1].pad).collect();
-        let ends = starts.iter().skip(1).copied().chain([places.len()]);
-        let runs = starts.iter().zip(ends).map(|(&from, to)| {
-            let memory = self.memory_tokens(tape, (to - from) * inputs.batch)?;
-            let memory = memory.map(|m| ops::reshape(&m, [to - from, inputs.batch, m.dims()[1], m.dims()[2]])).transpose()?;
-            Ok((from, self.surround(tape, inputs, from..to, memory.as_ref())?))
-        });
-        Ok(Embedded { runs: runs.collect::<Result<_>>()? })
-    }
-
     /// Embeds segment s with memory tokens `[B, m, d]` that came from the segment before it: RMT. Gives `[1, B, T, d]`.
     pub(crate) fn embed_carrying(&self, tape: &Tape, inputs: &Inputs, s: usize, memory: Option<&Tensor>) -> Result<Tensor> {
         let memory = memory.map(|m| ops::reshape(m, [1, m.dims()[0], m.dims()[1], m.dims()[2]])).transpose()?;

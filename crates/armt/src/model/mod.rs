@@ -13,7 +13,7 @@ use armt_engine::{DType, Device, Param, Tape, Tensor};
 pub(crate) use block::{Attend, Cache};
 use constants::Constants;
 pub use inputs::Inputs;
-pub(crate) use inputs::{Draft, DraftShape, Lesson};
+pub(crate) use inputs::{Draft, DraftShape, Embedded, Lesson};
 pub use weights::{AssociativeWeights, LinearWeights, NormWeights, Weights};
 
 use crate::config::{Alignment, Backbone, Config, MemoryConfig, Positions};

@@ -8,7 +8,7 @@ use armt_engine::{Tape, Tensor, ops};
 use super::{Backprop, Schedule, Sink};
 use crate::error::Result;
 use crate::memory::MemoryState;
-use crate::model::{Inputs, Model};
+use crate::model::{Embedded, Inputs, Model};
 
 /// Diagonal by diagonal.
 pub struct Diagonal;
@@ -31,12 +31,12 @@ impl Schedule for Diagonal {
         if count == 0 {
             return Ok(state.clone());
         }
-        let embedded = model.embed(tape, inputs)?;
+        let mut embedded = Embedded::new();
         let mut memory = state.layers(model, 0..layers, tape)?.with_room(model, state.batch, inputs.width)?.owned()?;
         let mut pipe: Option<Tensor> = None; // outputs of the last step that go on to the next layer
         for t in 0..count + layers - 1 {
             let (lo, hi) = ((t + 1).saturating_sub(count), t.min(layers - 1));
-            let fresh = (t < count).then(|| embedded.segment(t)).transpose()?;
+            let fresh = (t < count).then(|| embedded.segment(model, tape, inputs, t)).transpose()?;
             let x: Vec<&Tensor> = fresh.iter().chain(&pipe).collect();
             let x = ops::concat(&x, 0)?; // [n, B, T, d]
             let paddings = (lo..=hi).map(|l| inputs.places[t - l].padding.as_ref());

@@ -5,7 +5,7 @@ use armt_engine::{Tape, Tensor, ops};
 use super::{Backprop, Schedule, Sink};
 use crate::error::Result;
 use crate::memory::{Content, LayerMemory, MemoryState};
-use crate::model::{Inputs, Model};
+use crate::model::{Embedded, Inputs, Model};
 
 /// Segment by segment, layer by layer.
 pub struct Sequential;
@@ -32,14 +32,13 @@ impl Schedule for Sequential {
         // RMT's memory is not a layer's: it enters with the next segment's input.
         let carries = matches!(state.content, Content::Rmt(_));
         let mut carried: Option<Tensor> = if let Content::Rmt(m) = &state.content { m.clone() } else { None };
-        let embedded = if carries { None } else { Some(model.embed(tape, inputs)?) };
+        let mut embedded = Embedded::new();
         for (s, place) in inputs.places.iter().enumerate() {
-            let mut h = match &embedded {
-                Some(embedded) => embedded.segment(s)?,
-                None => {
-                    let learned = if carried.is_none() { model.memory_tokens(tape, state.batch)? } else { None };
-                    model.embed_carrying(tape, inputs, s, carried.as_ref().or(learned.as_ref()))?
-                }
+            let mut h = if carries {
+                let learned = if carried.is_none() { model.memory_tokens(tape, state.batch)? } else { None };
+                model.embed_carrying(tape, inputs, s, carried.as_ref().or(learned.as_ref()))?
+            } else {
+                embedded.segment(model, tape, inputs, s)?
             }; // [1, B, T, d]
             let mut stepped: Vec<LayerMemory> = Vec::with_capacity(layers);
             for (l, memory) in memories.into_iter().enumerate() {

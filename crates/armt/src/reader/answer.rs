@@ -1,0 +1,105 @@
+//! Questions against a memory.
+
+use std::ops::ControlFlow;
+
+use crate::error::{Error, Result};
+use crate::generate::Options;
+use crate::memory::MemoryState;
+use crate::model::Model;
+use crate::segment::Batch;
+use crate::text::Tokenizer;
+
+/// Answers a question from a memory: the question is the text that the model goes on with, and the memory is only read. `each` hears the
+/// answer as it comes and may end it. It also ends at the model's end token and before any of the texts in `stop`.
+///
+/// Gives the answer. A question without a token is an error.
+pub fn answer(
+    model: &Model,
+    tokenizer: &Tokenizer,
+    state: &MemoryState,
+    question: &str,
+    options: &Options,
+    stop: &[String],
+    each: &mut dyn FnMut(&str) -> ControlFlow<()>,
+) -> Result<String> {
+    let prompt = tokenizer.encode(question)?;
+    if prompt.is_empty() {
+        return Err(Error::Argument("expected a question, got nothing".into()));
+    }
+    let mut options = options.clone();
+    options.stop.extend(crate::text::end_tokens(&model.config().backbone));
+    let mut speech = tokenizer.speech();
+    let mut answer = Answer { text: String::new(), said: 0, stop };
+    let mut failure = None;
+    model.generate_until(&Batch { ids: prompt, batch: 1, mask: None }, state, &options, &mut |next| {
+        if options.stop.contains(&next[0]) {
+            return ControlFlow::Break(());
+        }
+        match speech.say(next[0]) {
+            Ok(text) => answer.add(&text, each),
+            Err(error) => {
+                failure = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    })?;
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    // What was held back as the possible start of a stop text is none.
+    let _ = answer.say(answer.text.len(), each);
+    Ok(answer.text)
+}
+
+/// An answer under way. The end of the text that could be the start of a stop text is held back.
+struct Answer<'s> {
+    text: String,
+    said: usize,
+    stop: &'s [String],
+}
+
+impl Answer<'_> {
+    fn add(&mut self, text: &str, each: &mut dyn FnMut(&str) -> ControlFlow<()>) -> ControlFlow<()> {
+        self.text.push_str(text);
+        let stops = self.stop.iter().filter(|s| !s.is_empty());
+        if let Some(at) = stops.clone().filter_map(|s| self.text[self.said..].find(s.as_str())).min() {
+            self.text.truncate(self.said + at);
+            let _ = self.say(self.text.len(), each);
+            return ControlFlow::Break(());
+        }
+        let open = &self.text[self.said..];
+        let held = |s: &String| (1..s.len()).rev().find(|n| s.is_char_boundary(*n) && open.ends_with(&s[..*n]));
+        let held = stops.filter_map(held).max().unwrap_or(0);
+        self.say(self.text.len() - held, each)
+    }
+
+    fn say(&mut self, to: usize, each: &mut dyn FnMut(&str) -> ControlFlow<()>) -> ControlFlow<()> {
+        if to == self.said {
+            return ControlFlow::Continue(());
+        }
+        let from = std::mem::replace(&mut self.said, to);
+        each(&self.text[from..to])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_text_is_found_across_tokens_and_never_said() {
+        let stop = ["\n\n".to_string(), "END".to_string()];
+        let mut said = String::new();
+        let mut answer = Answer { text: String::new(), said: 0, stop: &stop };
+        let mut each = |s: &str| {
+            said.push_str(s);
+            ControlFlow::Continue(())
+        };
+        for piece in ["one\n", "two E", "N", "x EN"] {
+            assert!(answer.add(piece, &mut each).is_continue());
+        }
+        assert!(answer.add("D three", &mut each).is_break());
+        assert_eq!(said, "one\ntwo ENx ");
+        assert_eq!(answer.text, said);
+    }
+}
