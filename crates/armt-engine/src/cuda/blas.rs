@@ -1,7 +1,7 @@
 //! cuBLASLt: every matrix product on the GPU, with bias and GELU fused where the library can.
 //!
 //! Ours are row-major, the library's column-major: D = A B is asked for as D^T = B^T A^T, which only swaps the operands.
-//! A product's plan (descriptors and chosen algorithm) is made once for its sizes, types, strides and alignment, and reused.
+//! A product's plan (descriptors and suggested algorithms) is made once for its sizes, types, strides and alignment, and reused.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -89,7 +89,7 @@ pub(crate) struct Matrix {
 }
 
 /// What follows the product.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Epilogue {
     /// Nothing.
     None,
@@ -102,6 +102,7 @@ pub(crate) enum Epilogue {
 }
 
 /// A batched row-major product: `d = alpha op(a) op(b) + beta c`, with an epilogue.
+#[derive(Clone, Copy)]
 pub(crate) struct Product {
     /// Rows of d.
     pub(crate) m: usize,
@@ -129,8 +130,9 @@ pub(crate) struct Product {
     pub(crate) aux: u64,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
+/// What two products must have in common to run by one plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key {
     sizes: [usize; 4],
     a: (DType, bool, usize, u32),
     b: (DType, bool, usize, u32),
@@ -140,12 +142,37 @@ struct Key {
     bias_stride: usize,
 }
 
+impl Product {
+    pub(super) fn key(&self) -> Key {
+        Key {
+            sizes: [self.m, self.n, self.k, self.batch],
+            a: (self.a.dtype, self.a.transposed, self.a.stride, alignment(self.a.ptr)),
+            b: (self.b.dtype, self.b.transposed, self.b.stride, alignment(self.b.ptr)),
+            d: (self.d.dtype, self.d.stride, alignment(self.d.ptr)),
+            c: self.c.map(alignment),
+            epilogue: self.epilogue,
+            bias_stride: self.bias.1,
+        }
+    }
+
+    /// Whether it stores a second result.
+    pub(super) fn aux_stored(&self) -> bool {
+        self.epilogue == Epilogue::BiasGeluAux
+    }
+}
+
+/// Algorithms that the library is asked for.
+const SUGGESTIONS: usize = 8;
+
 struct Plan {
     desc: Handle,
     a: Handle,
     b: Handle,
     d: Handle,
-    algorithm: Algorithm,
+    /// The library's suggestions, best first.
+    algorithms: Vec<Algorithm>,
+    /// Which of them to take.
+    choice: usize,
 }
 
 /// The library and its plans.
@@ -210,24 +237,28 @@ impl Blas {
         Ok(Blas { api, handle, plans: HashMap::new(), workspace, path, version })
     }
 
-    /// Issues a product. `Ok(false)` says that the library has no algorithm for this epilogue and nothing was done: the caller
-    /// asks again without one. For a plain product a missing algorithm is an error.
-    pub(super) fn run(&mut self, context: &Context, p: &Product) -> Result<bool> {
-        context.bind()?;
-        let key = Key {
-            sizes: [p.m, p.n, p.k, p.batch],
-            a: (p.a.dtype, p.a.transposed, p.a.stride, alignment(p.a.ptr)),
-            b: (p.b.dtype, p.b.transposed, p.b.stride, alignment(p.b.ptr)),
-            d: (p.d.dtype, p.d.stride, alignment(p.d.ptr)),
-            c: p.c.map(alignment),
-            epilogue: p.epilogue,
-            bias_stride: p.bias.1,
-        };
-        if !self.plans.contains_key(&key) {
-            let plan = self.plan(p)?;
-            self.plans.insert(key, plan);
+    /// Makes a product's plan, if there is none yet: gives how many algorithms it has to choose from; `None` if it was there already.
+    pub(super) fn prepare(&mut self, p: &Product) -> Result<Option<usize>> {
+        if self.plans.contains_key(&p.key()) {
+            return Ok(None);
         }
-        let Some(Some(plan)) = self.plans.get(&key) else {
+        let plan = self.plan(p)?;
+        let suggestions = plan.as_ref().map_or(0, |plan| plan.algorithms.len());
+        self.plans.insert(p.key(), plan);
+        Ok(Some(suggestions))
+    }
+
+    /// Sets which algorithm a planned product runs with.
+    pub(super) fn settle(&mut self, p: &Product, choice: usize) {
+        if let Some(Some(plan)) = self.plans.get_mut(&p.key()) {
+            plan.choice = choice;
+        }
+    }
+
+    /// Issues a planned product. `Ok(false)` says that the library has no algorithm for this epilogue and nothing was done: the caller
+    /// asks again without one. For a plain product a missing algorithm is an error.
+    pub(super) fn run(&self, context: &Context, p: &Product) -> Result<bool> {
+        let Some(Some(plan)) = self.plans.get(&p.key()) else {
             if p.epilogue != Epilogue::None {
                 return Ok(false);
             }
@@ -236,10 +267,31 @@ impl Blas {
                 format!("cuBLASLt has no algorithm for {} x [{}, {}] [{}, {}] of {}", p.batch, p.m, p.k, p.k, p.n, p.a.dtype),
             ));
         };
+        if let Err(e) = self.issue_with(context, plan, &plan.algorithms[plan.choice], p) {
+            // An earlier kernel's failure shows here first, and the driver knows more about it.
+            if !context.is_capturing() {
+                context.synchronize()?;
+            }
+            return Err(e);
+        }
+        Ok(true)
+    }
+
+    /// Issues a product with one of its plan's suggestions. `p` may have other results than the product that was planned, at least as well
+    /// aligned.
+    pub(super) fn try_suggestion(&self, context: &Context, planned: Key, p: &Product, suggestion: usize) -> Result<()> {
+        match self.plans.get(&planned) {
+            Some(Some(plan)) => self.issue_with(context, plan, &plan.algorithms[suggestion], p),
+            _ => Err(Error::argument("matmul", "the product has no plan")),
+        }
+    }
+
+    fn issue_with(&self, context: &Context, plan: &Plan, algorithm: &Algorithm, p: &Product) -> Result<()> {
+        context.bind()?;
         if p.epilogue != Epilogue::None {
             self.set(plan.desc, DESC_BIAS_POINTER, &p.bias.0)?;
         }
-        if p.epilogue == Epilogue::BiasGeluAux {
+        if p.aux_stored() {
             self.set(plan.desc, DESC_AUX_POINTER, &p.aux)?;
         }
         let beta = if p.c.is_some() { 1f32 } else { 0f32 };
@@ -258,20 +310,13 @@ impl Blas {
                 plan.d,
                 p.d.ptr,
                 plan.d,
-                &plan.algorithm,
+                algorithm,
                 self.workspace,
                 WORKSPACE,
                 context.stream(),
             )
         };
-        if let Err(e) = check("cublasLtMatmul", code) {
-            // An earlier kernel's failure shows here first, and the driver knows more about it.
-            if !context.is_capturing() {
-                context.synchronize()?;
-            }
-            return Err(e);
-        }
-        Ok(true)
+        check("cublasLtMatmul", code)
     }
 
     fn set<T>(&self, desc: Handle, attribute: c_int, value: &T) -> Result<()> {
@@ -324,7 +369,7 @@ impl Blas {
         let b = self.layout(p.a.dtype, a_rows, a_cols, p.batch, p.a.stride)?;
         let d = self.layout(p.d.dtype, p.n, p.m, p.batch, p.d.stride)?;
         let mut preference = std::ptr::null_mut();
-        let mut results = [Heuristic::default(); 1];
+        let mut results = [Heuristic::default(); SUGGESTIONS];
         let mut found = 0;
         // SAFETY: handles are live; `results` has room for as many as are asked for.
         unsafe {
@@ -351,8 +396,7 @@ impl Blas {
                 &mut found,
             );
             (self.api.cublasLtMatmulPreferenceDestroy)(preference);
-            let usable = code == 0 && found > 0 && results[0].state == 0;
-            if !usable {
+            if code != 0 || found == 0 || results[0].state != 0 {
                 (self.api.cublasLtMatmulDescDestroy)(desc);
                 for layout in [a, b, d] {
                     (self.api.cublasLtMatrixLayoutDestroy)(layout);
@@ -360,7 +404,8 @@ impl Blas {
                 return Ok(None);
             }
         }
-        Ok(Some(Plan { desc, a, b, d, algorithm: results[0].algorithm }))
+        let usable = results.iter().take(found as usize).filter(|r| r.state == 0);
+        Ok(Some(Plan { desc, a, b, d, algorithms: usable.map(|r| r.algorithm).collect(), choice: 0 }))
     }
 }
 

@@ -38,6 +38,7 @@ sources!(
     "dropout",
     "elementwise",
     "embedding",
+    "fingerprint",
     "norm",
     "optim",
     "reduce",
@@ -83,6 +84,7 @@ pub(super) const VARIANTS: &[(&str, &[DType], Defines<'static>)] = &[
     ("dropout", FLOATS, &[]),
     ("elementwise", FLOATS, &[]),
     ("embedding", FLOATS, &[]),
+    ("fingerprint", F32, &[]),
     ("norm", FLOATS, &[]),
     ("optim", F32, &[]),
     ("reduce", FLOATS, &[]),
@@ -116,7 +118,7 @@ pub(super) fn options(dtype: DType, defines: Defines<'_>) -> Vec<(&'static str, 
 }
 
 /// FNV-1a, 64 bits: stable between builds, which the standard hasher does not promise.
-fn hash(parts: &[&[u8]]) -> u64 {
+pub(super) fn hash(parts: &[&[u8]]) -> u64 {
     let mut h = 0xcbf2_9ce4_8422_2325u64;
     for part in parts {
         for byte in part.iter().chain(&(part.len() as u64).to_le_bytes()) {

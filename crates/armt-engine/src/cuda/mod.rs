@@ -7,8 +7,10 @@ mod graph;
 mod kernels;
 mod libraries;
 mod nvrtc;
+mod tune;
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 use blas::Blas;
@@ -19,6 +21,7 @@ pub use graph::{Graph, Workspace};
 use kernels::Kernels;
 pub(crate) use kernels::Launch;
 use nvrtc::Nvrtc;
+use tune::Choices;
 
 use crate::error::{Error, Result};
 use crate::tensor::DType;
@@ -29,7 +32,7 @@ pub(crate) const COUNTERS: usize = 4096;
 
 /// One GPU with its stream, its buffer pool, its libraries and its kernels.
 pub struct CudaDevice {
-    blas: Mutex<Blas>,
+    blas: Mutex<(Blas, Choices)>,
     kernels: Kernels,
     /// Two i32: a code, and a value, that a kernel leaves when it meets bad input (a token id outside the table).
     fault: Block,
@@ -79,9 +82,11 @@ impl CudaDevice {
         let counters = pool.alloc(4 * COUNTERS)?;
         context.zero(counters.address() as u64, 4 * COUNTERS)?;
         let blas = Blas::load(&context, &majors, workspace.address() as u64)?;
+        let kernels = Kernels::new(nvrtc, context.capability);
+        let choices = Choices::load(kernels.cache_folder().map(PathBuf::as_path), &context.name, blas.version);
         let device = Arc::new(CudaDevice {
-            blas: Mutex::new(blas),
-            kernels: Kernels::new(nvrtc, context.capability),
+            blas: Mutex::new((blas, choices)),
+            kernels,
             fault,
             counters,
             _workspace: workspace,
@@ -122,7 +127,7 @@ impl CudaDevice {
     /// What was found and would be used.
     pub fn report(&self) -> Result<CudaReport> {
         let version = self.context.driver_version;
-        let blas = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
+        let (blas, _) = &*self.blas.lock().unwrap_or_else(PoisonError::into_inner);
         let nvrtc = self.kernels.nvrtc();
         let cache = self.kernels.cache_folder().map_or("none (no home folder)".into(), |folder| {
             let writable =
@@ -208,6 +213,11 @@ impl CudaDevice {
 
     /// Issues a matrix product; `false` if the library cannot do its epilogue.
     pub(crate) fn product(&self, product: &Product) -> Result<bool> {
-        self.blas.lock().unwrap_or_else(PoisonError::into_inner).run(&self.context, product)
+        let (blas, choices) = &mut *self.blas.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(suggestions) = blas.prepare(product)? {
+            let choice = self.choose(blas, choices, product, suggestions)?;
+            blas.settle(product, choice);
+        }
+        blas.run(&self.context, product)
     }
 }

@@ -1,0 +1,150 @@
+//! Which of cuBLASLt's algorithms a product runs with.
+//!
+//! The library's first suggestion is often not the fastest of its first few. So a product of some size is tried with each of them when it is
+//! first met, and what was found is kept on disk for the next run. Only algorithms that give the very bits of the first suggestion are
+//! taken: what a clock has chosen then never changes a result, and the same seed gives the same bits on every run. Results that are mostly
+//! zero would not tell algorithms apart; such a product keeps the first.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use super::CudaDevice;
+use super::blas::{Blas, Product};
+use super::kernels::hash;
+use crate::error::Result;
+use crate::tensor::DType;
+use crate::tensor::pool::Block;
+
+/// Set to `off`, every product runs with the library's first suggestion.
+const VARIABLE: &str = "ARMT_TUNE";
+/// Products of fewer operations are over before it matters.
+const LEAST_OPERATIONS: f64 = 2e8;
+/// Runs that are timed together.
+const RUNS: usize = 5;
+/// Another algorithm must take at most this share of the first one's time: less could be noise.
+const WORTH: f32 = 0.98;
+
+/// What was found in this and earlier runs: for each product, the number of the suggestion to take.
+pub(super) struct Choices {
+    file: Option<PathBuf>,
+    known: HashMap<u64, usize>,
+    on: bool,
+}
+
+impl Choices {
+    /// Those kept in `folder` for this device and library. A line that cannot be read counts for nothing.
+    pub(super) fn load(folder: Option<&Path>, device: &str, version: usize) -> Self {
+        let name = format!("products-{:016x}", hash(&[device.as_bytes(), &version.to_le_bytes()]));
+        let file = folder.map(|f| f.join(name));
+        let text = file.as_ref().and_then(|f| std::fs::read_to_string(f).ok()).unwrap_or_default();
+        let line = |l: &str| {
+            let (product, choice) = l.split_once(' ')?;
+            Some((u64::from_str_radix(product, 16).ok()?, choice.parse().ok()?))
+        };
+        let on = std::env::var_os(VARIABLE).is_none_or(|v| v != "off");
+        Choices { known: text.lines().filter_map(line).collect(), file, on }
+    }
+
+    /// Keeps a choice. One that cannot be written is found again in the next run.
+    fn keep(&mut self, product: u64, choice: usize) {
+        self.known.insert(product, choice);
+        let Some(file) = &self.file else { return };
+        let open = || {
+            file.parent().map(std::fs::create_dir_all).transpose()?;
+            std::fs::OpenOptions::new().create(true).append(true).open(file)
+        };
+        // One write, so that lines of several programs do not mix.
+        let _ = open().and_then(|mut f| f.write_all(format!("{product:016x} {choice}\n").as_bytes()));
+    }
+}
+
+impl CudaDevice {
+    /// Which of the `suggestions` for a product to take.
+    pub(super) fn choose(&self, blas: &Blas, choices: &mut Choices, p: &Product, suggestions: usize) -> Result<usize> {
+        let operations = 2.0 * p.m as f64 * p.n as f64 * p.k as f64 * p.batch as f64;
+        if suggestions < 2 || operations < LEAST_OPERATIONS || !choices.on {
+            return Ok(0);
+        }
+        let name = hash(&[format!("{:?}", p.key()).as_bytes()]);
+        if let Some(known) = choices.known.get(&name) {
+            return Ok(if *known < suggestions { *known } else { 0 });
+        }
+        if self.context.is_capturing() {
+            return Ok(0);
+        }
+        let choice = self.fastest(blas, p, suggestions)?;
+        choices.keep(name, choice);
+        Ok(choice)
+    }
+
+    /// Tries the suggestions on the product's own operands, with results that nobody sees.
+    fn fastest(&self, blas: &Blas, p: &Product, suggestions: usize) -> Result<usize> {
+        let bytes = p.d.dtype.size() * ((p.batch - 1) * p.d.stride + p.m * p.n);
+        let (d, aux) = (self.pool().alloc(bytes)?, p.aux_stored().then(|| self.pool().alloc(bytes)).transpose()?);
+        let mut trial = *p;
+        trial.d.ptr = d.address() as u64;
+        trial.aux = aux.as_ref().map_or(0, |a| a.address() as u64);
+        let outputs: Vec<&Block> = std::iter::once(&d).chain(&aux).collect();
+        let mut first = None;
+        let (mut best, mut fastest) = (0, f32::MAX);
+        for suggestion in 0..suggestions {
+            for output in &outputs {
+                self.context.zero(output.address() as u64, bytes)?;
+            }
+            if blas.try_suggestion(&self.context, p.key(), &trial, suggestion).is_err() {
+                continue;
+            }
+            let print = self.fingerprint(&outputs, bytes)?;
+            let [_, zeros] = print;
+            if suggestion == 0 && zeros as usize > outputs.len() * bytes / 4 {
+                return Ok(0);
+            }
+            if *first.get_or_insert(print) != print {
+                continue;
+            }
+            let time = self
+                .context
+                .time(|| (0..RUNS).try_for_each(|_| blas.try_suggestion(&self.context, p.key(), &trial, suggestion)))?;
+            let least = if suggestion == 0 { time } else { time / WORTH };
+            if least < fastest {
+                (best, fastest) = (suggestion, time);
+            }
+        }
+        Ok(best)
+    }
+
+    /// A number that says whether two results have the same bits, and how many of their 16-bit words are zero.
+    fn fingerprint(&self, outputs: &[&Block], bytes: usize) -> Result<[u64; 2]> {
+        let sums = self.pool().alloc(16)?;
+        self.context.zero(sums.address() as u64, 16)?;
+        for output in outputs {
+            let launch = self.kernel("fingerprint", DType::F32, "fingerprint")?.cover(bytes / 2);
+            launch.arg(output.address()).arg(bytes / 2).arg(sums.address()).run()?;
+        }
+        let mut print = [0u64; 2];
+        self.context.download(sums.address() as u64, &mut print)?;
+        Ok(print)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_are_kept_for_one_device_and_library_and_bad_lines_ignored() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("kernels");
+        let mut choices = Choices::load(Some(&folder), "a GPU", 130_100);
+        choices.keep(7, 3);
+        choices.keep(u64::MAX, 5);
+        let file = choices.file.clone().unwrap();
+        std::fs::OpenOptions::new().append(true).open(&file).unwrap().write_all(b"no number\n12\n").unwrap();
+        let again = Choices::load(Some(&folder), "a GPU", 130_100);
+        assert_eq!(again.known, HashMap::from([(7, 3), (u64::MAX, 5)]));
+        assert!(Choices::load(Some(&folder), "another GPU", 130_100).known.is_empty());
+        assert!(Choices::load(Some(&folder), "a GPU", 120_900).known.is_empty());
+        assert!(Choices::load(None, "a GPU", 130_100).known.is_empty());
+    }
+}
