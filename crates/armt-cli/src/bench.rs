@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use armt::bench::{Timing, Work, Workload, run as measure};
+use armt::bench::{Timing, Way, Work, Workload, run as measure};
 use armt::engine::{CpuReport, Device};
-use armt::schedule::Backprop;
+use armt::schedule::{Backprop, Choice};
 use clap::Args;
 use serde_json::json;
 
@@ -23,7 +23,9 @@ use crate::device::DeviceArgs;
 Examples:
   armt bench w3 --device cpu
   armt bench all --json bench.json
-  armt bench w1 --segments 97657 --repeats 1")]
+  armt bench w1 --segments 97657 --repeats 1
+  armt bench w1 --segments 200,2000,20000 --json tokens.json
+  armt bench w1 --layers 1,12,24 --schedule sequential")]
 pub struct BenchArgs {
     /// Workloads: w1, w2, w3, w4 or all.
     #[arg(default_value = "all", value_delimiter = ',')]
@@ -33,15 +35,21 @@ pub struct BenchArgs {
     /// Timed repetitions, after two for warming up.
     #[arg(long, default_value_t = 10)]
     repeats: usize,
-    /// Another number of segments.
+    /// Other numbers of segments.
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    segments: Vec<usize>,
+    /// Other numbers of texts side by side.
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    batch: Vec<usize>,
+    /// Other numbers of layers.
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    layers: Vec<usize>,
+    /// How the grid of layers and segments is walked: auto, sequential or diagonal.
+    #[arg(long, default_value = "auto")]
+    schedule: Choice,
+    /// Also compare the results: the schedule's with the sequential one's, and bf16's with f32's.
     #[arg(long)]
-    segments: Option<usize>,
-    /// Another number of texts side by side.
-    #[arg(long)]
-    batch: Option<usize>,
-    /// Another number of layers.
-    #[arg(long)]
-    layers: Option<usize>,
+    check: bool,
     /// Training keeps only the inputs of each block and computes it again on the way back.
     #[arg(long)]
     recompute: bool,
@@ -59,23 +67,27 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let names = if args.workloads.iter().any(|w| w == "all") { all.to_vec() } else { args.workloads.clone() };
     let mut workloads = Vec::new();
     for name in &names {
-        let Some(mut workload) = Workload::named(name, device.is_cuda()) else {
+        let Some(standard) = Workload::named(name, device.is_cuda()) else {
             bail!("{name}: expected w1, w2, w3, w4 or all");
         };
-        workload.segments = args.segments.unwrap_or(workload.segments);
-        workload.batch = args.batch.unwrap_or(workload.batch);
-        workload.layers = args.layers.unwrap_or(workload.layers);
-        if [workload.segments, workload.batch, workload.layers].contains(&0) {
-            bail!("expected at least one segment, text and layer, got 0");
+        for segments in or(&args.segments, standard.segments) {
+            for batch in or(&args.batch, standard.batch) {
+                for layers in or(&args.layers, standard.layers) {
+                    if [segments, batch, layers].contains(&0) {
+                        bail!("expected at least one segment, text and layer, got 0");
+                    }
+                    workloads.push(Workload { segments, batch, layers, ..standard.clone() });
+                }
+            }
         }
-        workloads.push(workload);
     }
     let machine = machine(&device)?;
     crate::say(format_args!("{machine}, {dtype}"))?;
     let backprop = Backprop { recompute: args.recompute, unwind: args.unwind, truncate: 0 };
+    let way = Way { repeats: args.repeats, schedule: args.schedule, backprop, check: args.check };
     let mut timings = Vec::new();
     for workload in &workloads {
-        let timing = measure(workload, args.repeats, backprop, (dtype, &device), &mut |_| ControlFlow::Continue(()))?;
+        let timing = measure(workload, way, (dtype, &device), &mut |_| ControlFlow::Continue(()))?;
         crate::say(format_args!("{}", line(&timing)))?;
         timings.push(timing);
         device.trim();
@@ -85,6 +97,11 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
         std::fs::write(path, text + "\n").map_err(|e| anyhow::anyhow!("{}: {e}", path.display()))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The numbers that were asked for, or else the standard one.
+fn or(asked: &[usize], standard: usize) -> Vec<usize> {
+    if asked.is_empty() { vec![standard] } else { asked.to_vec() }
 }
 
 /// What was measured on.
@@ -100,14 +117,15 @@ fn machine(device: &Device) -> Result<String> {
 
 /// One workload's figures.
 fn line(t: &Timing) -> String {
+    let w = &t.workload;
     let (least, most) = t.seconds.iter().fold((f64::MAX, 0f64), |(a, b), s| (a.min(*s), b.max(*s)));
-    let rate = match t.workload.work {
+    let rate = match w.work {
         Work::Read => format!("{:>10.0} tokens/s", t.tokens_per_second),
         Work::Train => format!("{:>10.1} ms/step", t.ms_per_step),
     };
-    format!(
+    let mut line = format!(
         "{}  {rate}   {:.1} to {:.1} ms in {} runs   peak {:.2} GiB   {:.1} of {:.1} TFLOP/s   first after {:.1} s",
-        t.workload.name,
+        w.name,
         1e3 * least,
         1e3 * most,
         t.seconds.len(),
@@ -115,5 +133,17 @@ fn line(t: &Timing) -> String {
         t.tflops[0],
         t.tflops[1],
         t.first_seconds,
-    )
+    );
+    if let Some([sm, _, watts]) = t.clocks {
+        line += &format!("   {sm:.0} MHz, {watts:.0} W");
+    }
+    line += &format!("   ({} x {} segments, {} layers, {})", w.batch, w.segments, w.layers, t.schedule);
+    if let Some(a) = t.agreement {
+        let what = if w.work == Work::Read { "memory" } else { "gradients" };
+        line += &format!("\n    {what} off by {:.1e} of the sequential schedule's", a.schedules);
+        if let Some(exact) = a.f32 {
+            line += &format!(", {exact:.1e} of f32's");
+        }
+    }
+    line
 }

@@ -30,7 +30,7 @@ mod tape;
 mod tensor;
 
 pub use cpu::{CpuReport, join_thread_pool};
-pub use cuda::{CudaDevice, CudaReport, Graph, KernelCheck, Workspace, check_kernels};
+pub use cuda::{Clocks, CudaDevice, CudaReport, Graph, KernelCheck, Workspace, check_kernels};
 pub use error::{Error, Result};
 pub use tape::{Backward, Grads, Node, Param, Tape};
 pub use tensor::{DType, Device, Element, MAX_RANK, PoolStats, Shape, Tensor};

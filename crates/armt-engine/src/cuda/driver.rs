@@ -3,7 +3,7 @@
 //! Own declarations of the few functions we call rather than a binding crate: they are the same in CUDA 12 and 13, and each missing
 //! library or function is an error that can be shown.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,6 +22,7 @@ c_api! {
         fn cuDeviceGetCount(count: *mut c_int) -> c_int;
         fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_int;
         fn cuDeviceGetName(name: *mut c_char, len: c_int, device: c_int) -> c_int;
+        fn cuDeviceGetPCIBusId(bus: *mut c_char, len: c_int, device: c_int) -> c_int;
         fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int;
         fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int) -> c_int;
         fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> c_int;
@@ -75,7 +76,7 @@ fn driver() -> Result<&'static Driver> {
     if let Some(driver) = DRIVER.get() {
         return Ok(driver);
     }
-    let driver = Driver::load(libraries::driver()?)?;
+    let driver = Driver::load(libraries::system(&["libcuda.so.1", "libcuda.so"])?)?;
     // SAFETY: plain calls into the driver with pointers to live variables.
     unsafe {
         driver.check("cuInit", (driver.cuInit)(0)).map_err(|e| Error::NoCuda(e.to_string()))?;
@@ -186,6 +187,16 @@ impl Context {
 
     pub(crate) fn describe(&self) -> String {
         format!("cuda:{} ({})", self.ordinal, self.name)
+    }
+
+    /// The device's PCI address.
+    pub(super) fn bus(&self) -> Result<CString> {
+        let mut bus = [0 as c_char; 32];
+        // SAFETY: the driver writes a C string of at most the given length.
+        unsafe {
+            self.driver.check("cuDeviceGetPCIBusId", (self.driver.cuDeviceGetPCIBusId)(bus.as_mut_ptr(), 31, self.device))?;
+            Ok(CStr::from_ptr(bus.as_ptr()).to_owned())
+        }
     }
 
     pub(crate) fn stream(&self) -> Handle {

@@ -60,10 +60,10 @@ fn open(path: &Path) -> std::result::Result<Library, String> {
     opened.map_err(|e| std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string))
 }
 
-/// Loads the driver.
-pub(super) fn driver() -> Result<Loaded> {
+/// Loads a library of the driver, by the first of its names that the loader finds.
+pub(super) fn system(names: &[&str]) -> Result<Loaded> {
     let mut reason = String::new();
-    for name in ["libcuda.so.1", "libcuda.so"] {
+    for name in names {
         match open(Path::new(name)) {
             Ok(library) => return Ok(Loaded { library, path: name.into() }),
             Err(e) => reason = e,

@@ -6,6 +6,7 @@ pub(crate) mod driver;
 mod graph;
 mod kernels;
 mod libraries;
+mod nvml;
 mod nvrtc;
 mod tune;
 
@@ -20,6 +21,8 @@ use driver::Context;
 pub use graph::{Graph, Workspace};
 use kernels::Kernels;
 pub(crate) use kernels::Launch;
+pub use nvml::Clocks;
+use nvml::Nvml;
 use nvrtc::Nvrtc;
 use tune::Choices;
 
@@ -39,6 +42,7 @@ pub struct CudaDevice {
     /// Zeros, which a kernel of several blocks counts its blocks with and sets back.
     counters: Block,
     _workspace: Block,
+    nvml: OnceLock<Option<Nvml>>,
     pool: RwLock<Arc<Pool>>,
     context: Arc<Context>,
 }
@@ -90,6 +94,7 @@ impl CudaDevice {
             fault,
             counters,
             _workspace: workspace,
+            nvml: OnceLock::new(),
             pool: RwLock::new(pool),
             context,
         });
@@ -173,6 +178,12 @@ impl CudaDevice {
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.context.synchronize()?;
         self.check_fault()
+    }
+
+    /// The clocks at this moment; `None` where the system does not show them.
+    pub fn clocks(&self) -> Option<Clocks> {
+        let nvml = self.nvml.get_or_init(|| self.context.bus().ok().and_then(|bus| Nvml::find(&bus)));
+        nvml.as_ref().and_then(Nvml::clocks)
     }
 
     /// Milliseconds of device time that the work issued by `f` takes.

@@ -10,7 +10,7 @@ use armt_engine::{Graph, Tape, Workspace};
 use crate::error::{Error, Result};
 use crate::memory::MemoryState;
 use crate::model::{Inputs, Model};
-use crate::schedule::{Backprop, Choice, Schedule};
+use crate::schedule::{Backprop, Schedule};
 use crate::segment::Segment;
 
 /// Runs groups of one model.
@@ -34,9 +34,8 @@ struct Recorded {
 }
 
 impl<'m> Groups<'m> {
-    pub(super) fn new(model: &'m Model) -> Result<Self> {
-        let schedule = Choice::Auto.schedule(model)?;
-        Ok(Groups { model, schedule, shapes: HashMap::new(), workspace: Workspace::new(model.device()) })
+    pub(super) fn new(model: &'m Model, schedule: &'static dyn Schedule) -> Self {
+        Groups { model, schedule, shapes: HashMap::new(), workspace: Workspace::new(model.device()) }
     }
 
     /// The memory after `segments`. On CUDA the work may still be under way.

@@ -17,6 +17,7 @@ use group::Groups;
 use crate::error::{Error, Result};
 use crate::memory::MemoryState;
 use crate::model::Model;
+use crate::schedule::Choice;
 use crate::segment::{Batch, Segment, segment};
 
 /// How far a reading has come.
@@ -60,7 +61,13 @@ struct UnderWay {
 impl<'m> Reader<'m> {
     /// A reader that goes on from `state`, of one text or of several side by side. A state of another model, or of no text, is an error.
     pub fn new(model: &'m Model, state: MemoryState) -> Result<Self> {
-        let mut reader = Reader { model, state: state.clone(), open: Vec::new(), under_way: None, groups: Groups::new(model)? };
+        Self::with_schedule(model, state, Choice::Auto)
+    }
+
+    /// The same with another schedule. One that the model does not have is an error.
+    pub fn with_schedule(model: &'m Model, state: MemoryState, schedule: Choice) -> Result<Self> {
+        let groups = Groups::new(model, schedule.schedule(model)?);
+        let mut reader = Reader { model, state: state.clone(), open: Vec::new(), under_way: None, groups };
         reader.begin(state)?;
         Ok(reader)
     }

@@ -1,10 +1,14 @@
 //! The workloads that every speed figure of this project is for, run through the reader and the training step that everybody uses.
 
+mod agreement;
+
 use std::ops::ControlFlow;
 use std::time::Instant;
 
+pub use agreement::Agreement;
+
 use armt_engine::optim::{AdamW, Group, Settings};
-use armt_engine::{DType, Device, Param, Tensor, ops};
+use armt_engine::{Clocks, DType, Device, Param, Tensor, ops};
 use serde::Serialize;
 use serde_json::json;
 
@@ -119,6 +123,19 @@ impl Workload {
     }
 }
 
+/// How a workload is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    /// Repetitions that are timed.
+    pub repeats: usize,
+    /// How the grid of layers and segments is walked.
+    pub schedule: Choice,
+    /// How gradients go back.
+    pub backprop: Backprop,
+    /// Whether the results are compared with those of the plain twins.
+    pub check: bool,
+}
+
 /// How long a workload took.
 #[derive(Clone, Debug, Serialize)]
 pub struct Timing {
@@ -126,6 +143,8 @@ pub struct Timing {
     pub workload: Workload,
     /// Numbers that were computed with.
     pub dtype: String,
+    /// The schedule's name.
+    pub schedule: &'static str,
     /// Whether blocks were computed again on the way back.
     pub recompute: bool,
     /// Whether the memory was unwound on the way back.
@@ -142,34 +161,40 @@ pub struct Timing {
     pub tflops: [f64; 2],
     /// Seconds from the start to the end of the first repetition, everything compiled and planned.
     pub first_seconds: f64,
+    /// MHz of the multiprocessors and of the memory, and watts, after the last repetition; where a GPU shows them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clocks: Option<[f32; 3]>,
+    /// How far the results are from those of the plain twins, if it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agreement: Option<Agreement>,
 }
 
-/// Runs a workload: once or twice for warming up, then `repeats` times. `each` hears of every repetition's seconds and may end it.
+/// Runs a workload: twice for warming up, then as often as asked for. `each` hears of every repetition's seconds and may end it.
 pub fn run(
     workload: &Workload,
-    repeats: usize,
-    backprop: Backprop,
+    way: Way,
     (dtype, device): (DType, &Device),
     each: &mut dyn FnMut(f64) -> ControlFlow<()>,
 ) -> Result<Timing> {
+    let Way { repeats, schedule, backprop, check } = way;
     if repeats == 0 {
         return Err(Error::Argument("expected at least one repetition, got 0".into()));
     }
     let start = Instant::now();
-    let model = Model::fresh(workload.config(), 1, dtype, device)?;
+    let model = model(workload, dtype, device)?;
     let mut random = Random::new(2);
     let ids: Vec<i32> = (0..workload.text_tokens()).map(|_| random.below(workload.vocab) as i32).collect();
     device.reset_peak();
     let mut repeat: Box<dyn FnMut() -> Result<()>> = match workload.work {
         Work::Read => {
-            let mut reader = Reader::new(&model, MemoryState::empty(&model, workload.batch)?)?;
+            let mut reader = Reader::with_schedule(&model, MemoryState::empty(&model, workload.batch)?, schedule)?;
             let (model, ids) = (&model, &ids);
-            Box::new(move || read(model, &mut reader, ids))
+            Box::new(move || reading(model, &mut reader, ids))
         }
         Work::Train => {
             let params: Vec<Param> = model.params().into_iter().cloned().collect();
             let optimizer = AdamW::new(vec![Group { params, weight_decay: 0.01, rate: 1.0 }], Settings::default())?;
-            let mut stepper = Stepper::new(&model, optimizer, backprop, Choice::Auto)?;
+            let mut stepper = Stepper::new(&model, optimizer, backprop, schedule)?;
             let example = example(workload, &ids);
             Box::new(move || stepper.step(&example, 1, 1e-4).map(|_| ()))
         }
@@ -187,12 +212,14 @@ pub fn run(
             break;
         }
     }
+    let clocks = if let Device::Cuda(cuda) = device { cuda.clocks() } else { None };
     drop(repeat);
     let peak_bytes = device.pool_stats().peak_bytes;
     let median = median(&seconds);
     Ok(Timing {
         workload: workload.clone(),
         dtype: dtype.to_string(),
+        schedule: schedule.schedule(&model)?.name(),
         recompute: backprop.recompute,
         unwind: backprop.unwinds(dtype),
         seconds,
@@ -201,6 +228,8 @@ pub fn run(
         peak_bytes,
         tflops: [workload.operations() / median / 1e12, ceiling(workload, dtype, device)?],
         first_seconds,
+        clocks: clocks.map(|Clocks { sm_mhz, memory_mhz, watts }| [sm_mhz as f32, memory_mhz as f32, watts]),
+        agreement: check.then(|| agreement::agreement(workload, &ids, (dtype, device))).transpose()?,
     })
 }
 
@@ -212,8 +241,19 @@ pub fn median(values: &[f64]) -> f64 {
     if n == 0 { f64::NAN } else { (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0 }
 }
 
+/// A fresh model whose memory does not stay empty: the value projection, which starts at zero, is random like the other weights.
+fn model(workload: &Workload, dtype: DType, device: &Device) -> Result<Model> {
+    let model = Model::fresh(workload.config(), 1, dtype, device)?;
+    if let Some(memory) = &model.weights().associative {
+        let (mut random, shape) = (Random::new(4), memory.value.value().shape());
+        let values: Vec<f32> = (0..memory.value.value().elements()).map(|_| 0.02 * random.normal() as f32).collect();
+        memory.value.set(&Tensor::from_slice(&values, shape, device)?)?;
+    }
+    Ok(model)
+}
+
 /// Reads all texts, side by side, from an empty memory.
-fn read(model: &Model, reader: &mut Reader<'_>, ids: &[i32]) -> Result<()> {
+fn reading(model: &Model, reader: &mut Reader<'_>, ids: &[i32]) -> Result<()> {
     let texts = reader.state().batch;
     reader.begin(MemoryState::empty(model, texts)?)?;
     let mut sources: Vec<_> = ids.chunks(ids.len() / texts).map(|text| text.iter().map(|id| Ok(*id))).collect();
