@@ -1,8 +1,9 @@
 // The kernels of the associative memory that walk over A [dk, d] once, in tiles of C_COLUMNS columns. A block of 256 threads has one memory,
 // or a share of its tiles, and the next tile is on its way while it works on this one.
 //
-// Products are taken on tensor cores, each operand as two tf32 parts, x = hi + lo: hi hi + hi lo + lo hi is as good as f32. They are of
-// three kinds, for C_GROUP tokens (8 or 16; more come in groups) and blocks of 16 keys or columns:
+// Products are taken on tensor cores. For tokens in f32 each operand is two tf32 parts, x = hi + lo: hi hi + hi lo + lo hi is as good as f32.
+// For tokens in bf16 it is one, rounded: 2^-12 of it, where the tokens themselves are off by 2^-9. A stays f32, and what a write added is taken
+// back with the same rounding. They are of three kinds, for C_GROUP tokens (8 or 16; more come in groups) and blocks of 16 keys or columns:
 //   recall   tile^T phi [columns, tokens], summed over keys; the keys are dealt to the warps, whose sums are added in order,
 //   update   tile += phi x [keys, columns], summed over tokens,
 //   project  tile x^T [keys, tokens], summed over columns. It stays in registers from tile to tile, C_HELD blocks of keys in a warp; 0
@@ -14,6 +15,7 @@
 // filled up with zero rows to a multiple of 16, tokens with zero features.
 constexpr int COLUMNS = C_COLUMNS, GROUP = C_GROUP, HELD = C_HELD, THREADS = 256, WARPS = THREADS / 32;
 constexpr float EPSILON = 1e-5f;
+constexpr bool TWO_PARTS = sizeof(T) == 4;
 // Blocks of 16 columns of a tile, and the warps of each of them, which walk down the keys side by side.
 constexpr int SIDES = COLUMNS / 16, WALKERS = WARPS / SIDES;
 // Eights of tokens of a group, and a thread's elements of a group's rows in a tile.
@@ -56,19 +58,27 @@ __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], const u32 
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// A lane's N elements of an operand. hi is cut off, lo is the rest, rounded.
+// A lane's N elements of an operand. In two parts, hi is cut off and lo is the rest, rounded. Bits below tf32's are not looked at.
 template <int N> struct Operand {
     u32 hi[N], lo[N];
     __device__ __forceinline__ void set(int i, float x) {
-        hi[i] = __float_as_uint(x) & 0xffffe000u;
-        lo[i] = __float_as_uint(x - __uint_as_float(hi[i])) + 0x1000u & 0xffffe000u;
+        if (TWO_PARTS) {
+            hi[i] = __float_as_uint(x) & 0xffffe000u;
+            lo[i] = __float_as_uint(x - __uint_as_float(hi[i])) + 0x1000u;
+        } else {
+            hi[i] = __float_as_uint(x) + 0x1000u;
+        }
     }
 };
-__device__ __forceinline__ void multiply(float (&c)[4], const Operand<4>& a, const Operand<2>& b) {
-    mma(c, a.lo, b.hi);
-    mma(c, a.hi, b.lo);
+// c += a b; what is small of it may be added to `rest` instead.
+__device__ __forceinline__ void multiply(float (&c)[4], float (&rest)[4], const Operand<4>& a, const Operand<2>& b) {
+    if (TWO_PARTS) {
+        mma(rest, a.lo, b.hi);
+        mma(rest, a.hi, b.lo);
+    }
     mma(c, a.hi, b.hi);
 }
+__device__ __forceinline__ void multiply(float (&c)[4], const Operand<4>& a, const Operand<2>& b) { multiply(c, c, a, b); }
 
 // Starts copying columns [from, from + COLUMNS) of a [dk, d] matrix to a tile; columns past d become zero.
 __device__ __forceinline__ void fetch_tile(float* tile, const float* matrix, int dk, int d, int from) {
@@ -255,9 +265,7 @@ template <int PRODUCTS> __device__ __forceinline__ void recall(const Tokens& t, 
                 int turned = (l & 2) == 0 ? e * 8 : -e * 8;
                 Operand<2> b;
                 b.set(0, phi[from * GROUP + turned]), b.set(1, phi[(from + 4) * GROUP + turned]);
-                mma(rest[e], a.lo, b.hi);
-                mma(sum[e], a.hi, b.hi);
-                mma(rest[e], a.hi, b.lo);
+                multiply(sum[e], rest[e], a, b);
             }
         }
         float* rows = s.rows + (part * t.slots() + group * GROUP) * COLUMNS;
