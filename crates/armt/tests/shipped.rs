@@ -21,12 +21,12 @@ fn exact(folder: &str, setting: Setting, key_size: usize, pairs: &[usize]) -> Ve
 
 #[test]
 fn the_shipped_armt_recalls_the_latest_value_at_twice_its_training_length() {
-    let exact = exact("rewrite/armt", Setting::Rewrite, 1, &[10, 100]);
+    let exact = exact("rewrite/armt-authors", Setting::Rewrite, 1, &[10, 100]);
     assert!(exact.iter().all(|e| *e > 0.95), "{exact:?}");
 }
 
 #[test]
 fn the_shipped_armt_remembers_fifty_pairs() {
     let exact = exact("remember/armt", Setting::Remember, 3, &[10, 50]);
-    assert!(exact[0] > 0.95 && exact[1] > 0.85, "{exact:?}");
+    assert!(exact[0] > 0.95 && exact[1] > 0.9, "{exact:?}");
 }
