@@ -1,5 +1,12 @@
 //! A small seeded generator for weights and sampling: the same numbers on every machine.
 
+use rayon::prelude::*;
+
+/// What splitmix64 goes on by.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Numbers that one thread makes at a time.
+const PIECE: usize = 1 << 14;
+
 /// splitmix64.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
@@ -12,7 +19,7 @@ impl Random {
 
     /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0 = self.0.wrapping_add(STEP);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -29,6 +36,18 @@ impl Random {
         (-2.0 * (1.0 - self.uniform()).ln()).sqrt() * (std::f64::consts::TAU * self.uniform()).cos()
     }
 
+    /// `n` numbers of `f`, which takes 64 bits `draws` times for each: made on all threads, and the same as one after the other.
+    pub fn many(&mut self, n: usize, draws: u64, f: impl Fn(&mut Random) -> f32 + Sync) -> Vec<f32> {
+        let at = |i: usize| Random(self.0.wrapping_add(STEP.wrapping_mul(draws.wrapping_mul(i as u64))));
+        let mut numbers = vec![0f32; n];
+        numbers.par_chunks_mut(PIECE).enumerate().for_each(|(piece, numbers)| {
+            let mut random = at(piece * PIECE);
+            numbers.iter_mut().for_each(|x| *x = f(&mut random));
+        });
+        *self = at(n);
+        numbers
+    }
+
     /// Uniform below `n`.
     pub fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.bits()) * n as u128) >> 64) as usize
@@ -38,6 +57,16 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn many_numbers_are_those_of_one_after_the_other() {
+        let (mut one, mut all) = (Random::new(3), Random::new(3));
+        for n in [1, PIECE, 3 * PIECE + 5, 0] {
+            let expected: Vec<f32> = (0..n).map(|_| one.normal() as f32).collect();
+            assert_eq!(all.many(n, 2, |r| r.normal() as f32), expected);
+        }
+        assert_eq!(all.bits(), one.bits());
+    }
 
     #[test]
     fn numbers_have_the_distribution_they_should() {

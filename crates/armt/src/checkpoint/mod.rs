@@ -30,7 +30,7 @@ impl Model {
         } else {
             plain(value).map_err(|e| Error::file(&path, e))?
         };
-        let model = Model::fresh(config, 0, dtype, device)?;
+        let model = Model::blank(config, dtype, device)?;
         model.set_weights(&Tensors::open(folder)?)?;
         Ok(model)
     }

@@ -69,6 +69,15 @@ impl Targets {
 impl Model {
     /// A model with fresh parameters. `dtype` is the type of the computation: f32, or bf16 on CUDA.
     pub fn fresh(config: Config, seed: u64, dtype: DType, device: &Device) -> Result<Self> {
+        Self::with_weights(config, Some(seed), dtype, device)
+    }
+
+    /// A model whose parameters are zero, to be set.
+    pub(crate) fn blank(config: Config, dtype: DType, device: &Device) -> Result<Self> {
+        Self::with_weights(config, None, dtype, device)
+    }
+
+    fn with_weights(config: Config, seed: Option<u64>, dtype: DType, device: &Device) -> Result<Self> {
         let backbone = config.check()?;
         let weights = Weights::fresh(&config, &backbone, seed, dtype, device)?;
         let rotary = match &backbone.positions {

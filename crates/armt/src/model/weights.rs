@@ -74,16 +74,18 @@ pub(crate) fn position_rows(config: &Config, rows: usize) -> usize {
 }
 
 impl Weights {
-    /// Fresh parameters: the backbone's as its family initialises them, the memory's as the authors do.
-    pub fn fresh(config: &Config, b: &Backbone, seed: u64, compute: DType, device: &Device) -> Result<Self> {
-        let mut random = Random::new(seed);
+    /// Fresh parameters: the backbone's as its family initialises them, the memory's as the authors do. Without a seed all are zero, to be
+    /// set.
+    pub fn fresh(config: &Config, b: &Backbone, seed: Option<u64>, compute: DType, device: &Device) -> Result<Self> {
+        let mut random = seed.map(Random::new);
         let (l, d) = (b.layers, b.width);
         let mut make = |name: &str, shape: &[usize], fill: Fill| -> Result<Param> {
             let n: usize = shape.iter().product();
-            let data: Vec<f32> = match fill {
-                Fill::Normal(deviation) => (0..n).map(|_| (deviation * random.normal()) as f32).collect(),
-                Fill::Uniform(bound) => (0..n).map(|_| (bound * (2.0 * random.uniform() - 1.0)) as f32).collect(),
-                Fill::Value(value) => vec![value; n],
+            let data: Vec<f32> = match (&mut random, fill) {
+                (None, _) => vec![0.0; n],
+                (Some(random), Fill::Normal(deviation)) => random.many(n, 2, |r| (deviation * r.normal()) as f32),
+                (Some(random), Fill::Uniform(bound)) => random.many(n, 1, |r| (bound * (2.0 * r.uniform() - 1.0)) as f32),
+                (_, Fill::Value(value)) => vec![value; n],
             };
             Ok(Param::new(name, &Tensor::from_slice(&data, shape, device)?, compute)?)
         };
