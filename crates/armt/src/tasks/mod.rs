@@ -1,5 +1,6 @@
 //! What models are trained and judged on.
 
+pub mod babi;
 pub mod retrieval;
 
 use crate::model::Targets;
