@@ -74,7 +74,7 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
     let memory = args.memory()?;
     expect_model(&args.source)?;
     args.expect_room()?;
-    let tokenizer = find_tokenizer(&args.source)?;
+    let tokenizer = Tokenizer::find(&args.source)?;
     let model = Model::convert(&args.source, memory, args.segment, args.seed, &Device::cpu())?;
     if let Some(tokenizer) = &tokenizer
         && tokenizer.vocabulary() > model.backbone().vocab
@@ -154,20 +154,6 @@ impl ConvertArgs {
         }
         Ok(())
     }
-}
-
-/// The folder's tokenizer, made from GPT-2's two files where there is no `tokenizer.json`.
-fn find_tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
-    if folder.join("tokenizer.json").is_file() {
-        return Ok(Some(Tokenizer::load(folder)?));
-    }
-    for (encoder, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
-        let (encoder, merges) = (folder.join(encoder), folder.join(merges));
-        if encoder.is_file() && merges.is_file() {
-            return Ok(Some(Tokenizer::from_gpt2(&encoder, &merges)?));
-        }
-    }
-    Ok(None)
 }
 
 fn copy(name: &str, from: &Path, to: &Path) -> Result<()> {

@@ -17,6 +17,11 @@ impl Random {
         Random(seed)
     }
 
+    /// A generator for one of many things, as sample 3 of a seed: equal parts give equal numbers, and any other part quite others.
+    pub fn of(parts: &[u64]) -> Self {
+        Random(parts.iter().fold(0, |seed, part| Random(seed ^ part).bits()))
+    }
+
     /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(STEP);
@@ -66,6 +71,14 @@ mod tests {
             assert_eq!(all.many(n, 2, |r| r.normal() as f32), expected);
         }
         assert_eq!(all.bits(), one.bits());
+    }
+
+    #[test]
+    fn parts_in_another_order_or_number_give_other_numbers() {
+        let first = |parts: &[u64]| Random::of(parts).bits();
+        assert_eq!(first(&[1, 2, 3]), first(&[1, 2, 3]));
+        let all = [first(&[1, 2]), first(&[2, 1]), first(&[1, 3]), first(&[1, 2, 0]), first(&[0, 1, 2]), first(&[1])];
+        assert!((0..all.len()).all(|i| !all[..i].contains(&all[i])), "{all:?}");
     }
 
     #[test]

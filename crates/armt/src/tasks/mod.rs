@@ -1,6 +1,7 @@
 //! What models are trained and judged on.
 
 pub mod babi;
+pub mod babilong;
 pub mod retrieval;
 
 use crate::model::Targets;

@@ -1,10 +1,12 @@
-//! Text and tokens: the tokenizer, and texts of any length as a stream of tokens.
+//! Text and tokens: the tokenizer, texts of any length as a stream of tokens, and books as sentences.
 
 mod ahead;
+mod sentences;
 mod stream;
 mod tokenizer;
 
 pub use ahead::{Ahead, Counts};
+pub use sentences::sentences;
 pub use stream::{Piece, Source, TokenStream};
 pub(crate) use tokenizer::end_tokens;
 pub use tokenizer::{Speech, Tokenizer};

@@ -56,6 +56,21 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
+    /// A folder's tokenizer, whichever files it is in: `tokenizer.json`, or GPT-2's `vocab.json` and `merges.txt` or `encoder.json` and
+    /// `vocab.bpe`. `None` if none of these is there; a damaged file is an error with its name.
+    pub fn find(folder: &Path) -> Result<Option<Self>> {
+        if folder.join("tokenizer.json").is_file() {
+            return Self::load(folder).map(Some);
+        }
+        for (encoder, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
+            let (encoder, merges) = (folder.join(encoder), folder.join(merges));
+            if encoder.is_file() && merges.is_file() {
+                return Self::from_gpt2(&encoder, &merges).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
     /// GPT-2's byte-level BPE from its two files: `encoder.json` (or `vocab.json`), tokens to numbers, and `vocab.bpe` (or `merges.txt`),
     /// one merge a line. A missing or damaged file is an error with its name.
     pub fn from_gpt2(encoder: &Path, merges: &Path) -> Result<Self> {
@@ -123,6 +138,11 @@ impl Tokenizer {
     /// One more than the largest token.
     pub fn vocabulary(&self) -> usize {
         self.inner.get_vocab(true).values().max().map_or(0, |id| *id as usize + 1)
+    }
+
+    /// The token that ends a text in GPT-2's vocabulary, `<|endoftext|>`; `None` if the tokenizer has none.
+    pub fn end_of_text(&self) -> Option<i32> {
+        self.inner.token_to_id(END_OF_TEXT).and_then(|id| i32::try_from(id).ok())
     }
 
     /// The tokens of a text. An error of the tokenizer, as for a character that it has no token for, is passed on.
