@@ -3,6 +3,7 @@
 mod ask;
 mod bench;
 mod convert;
+mod data;
 mod device;
 mod doctor;
 mod eval;
@@ -40,6 +41,8 @@ enum Command {
     Convert(convert::ConvertArgs),
     /// Ask a model about key-value pairs that it has read.
     Eval(eval::EvalArgs),
+    /// Write samples of a task as text.
+    Data(data::DataArgs),
     /// Draw the curves of `armt eval`, and fill a README's tables.
     Report(report::ReportArgs),
     /// Measure how fast this machine reads and trains.
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Command::Ask(args) => ask::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Eval(args) => eval::run(&args),
+        Command::Data(args) => data::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Completions { shell } => completions(shell).map(|()| ExitCode::SUCCESS),

@@ -1,6 +1,6 @@
 //! bAbI: short stories of plain facts with questions that need one to three of them.
 //!
-//! [`file`] reads the published files (tasks 1 to 20); [`simulate`] makes new stories of tasks 1 to 5, as many as are wanted, by the
+//! [`mod@file`] reads the published files (tasks 1 to 20); [`simulate`] makes new stories of tasks 1 to 5, as many as are wanted, by the
 //! rules that were measured on the published ones; [`solve`] is what a reader of the sentences knows, and so answers the questions
 //! of tasks 1 to 5 without a model.
 

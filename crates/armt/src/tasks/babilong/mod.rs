@@ -11,6 +11,7 @@
 
 mod books;
 mod context;
+pub mod json;
 mod places;
 mod stories;
 
@@ -47,6 +48,13 @@ impl FromStr for Length {
         let number = digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse::<usize>().ok()).flatten();
         let tokens = number.and_then(|n| n.checked_mul(unit)).map(Length);
         tokens.ok_or_else(|| Error::config("length", "tokens as 0k, 16k, 1M or a whole number", s))
+    }
+}
+
+impl Length {
+    /// Whether facts of so many tokens fit.
+    fn holds(self, facts: usize) -> bool {
+        self.0 == 0 || facts <= self.0
     }
 }
 
@@ -129,22 +137,16 @@ impl Babilong {
     }
 
     /// A story in a context of `length` tokens. Facts that alone take more are refused.
-    pub fn sample(&self, story: babi::Sample, length: Length, mut random: Random) -> Result<Sample> {
-        let facts = story.facts.iter().map(|f| self.tokenizer().encode(f)).collect::<Result<Vec<_>>>()?;
-        let told: usize = facts.iter().map(Vec::len).sum();
-        if told > length.0 && length.0 > 0 {
+    pub fn sample(&self, story: babi::Sample, length: Length, random: Random) -> Result<Sample> {
+        let facts = self.facts(&story)?;
+        let told = told(&facts);
+        if !length.holds(told) {
             return Err(Error::Argument(format!(
                 "expected a context of at least {told} tokens, which its facts take, got {}",
                 length.0
             )));
         }
-        let background = length.0.saturating_sub(told);
-        let prompt = self.prompt(&story.question)?;
-        let reading = Reading::new(self.books.clone(), Random::new(random.bits()))?;
-        let sentences = count(reading.clone(), background)?;
-        let mut gaps: Vec<usize> = facts.iter().map(|_| random.below(sentences + 1)).collect();
-        gaps.sort_unstable();
-        Ok(Sample { story, prompt, facts, gaps, background, reading })
+        self.hide(story, facts, length, random)
     }
 
     /// Sample `number` of a seed and length: the story of that number, or another where its facts take more than the length. Where no
@@ -153,13 +155,12 @@ impl Babilong {
         let random = Random::of(&[stories.seed(), stories.task().number() as u64, length.0 as u64, number]);
         for attempt in 0..ATTEMPTS {
             let story = stories.get(number, attempt)?;
-            // A token has at least a byte, and most facts have seven: what is far too long need not be tokenised to be known.
-            if length.0 > 0 && story.facts.len() > length.0 {
-                continue;
-            }
-            let told: usize = if length.0 == 0 { 0 } else { self.told(&story)? };
-            if told <= length.0 {
-                return self.sample(story, length, random);
+            // A fact has more than one token: what is far too long need not be tokenised to be known.
+            if length.holds(story.facts.len()) {
+                let facts = self.facts(&story)?;
+                if length.holds(told(&facts)) {
+                    return self.hide(story, facts, length, random);
+                }
             }
         }
         let message =
@@ -167,10 +168,25 @@ impl Babilong {
         Err(Error::Argument(message))
     }
 
-    /// Tokens of a story's facts.
-    fn told(&self, story: &babi::Sample) -> Result<usize> {
-        story.facts.iter().map(|f| Ok(self.tokenizer().encode(f)?.len())).sum()
+    fn facts(&self, story: &babi::Sample) -> Result<Vec<Vec<i32>>> {
+        story.facts.iter().map(|f| self.tokenizer().encode(f)).collect()
     }
+
+    /// Draws the background, and where in it the facts go.
+    fn hide(&self, story: babi::Sample, facts: Vec<Vec<i32>>, length: Length, mut random: Random) -> Result<Sample> {
+        let background = length.0.saturating_sub(told(&facts));
+        let prompt = self.prompt(&story.question)?;
+        let reading = Reading::new(self.books.clone(), Random::new(random.bits()))?;
+        let sentences = count(reading.clone(), background)?;
+        let mut gaps: Vec<usize> = facts.iter().map(|_| random.below(sentences + 1)).collect();
+        gaps.sort_unstable();
+        Ok(Sample { story, prompt, facts, gaps, background, reading })
+    }
+}
+
+/// Tokens of facts.
+fn told(facts: &[Vec<i32>]) -> usize {
+    facts.iter().map(Vec::len).sum()
 }
 
 /// Sentences that a number of tokens takes, the last of them cut.
@@ -186,7 +202,7 @@ fn count(mut reading: Reading, tokens: usize) -> Result<usize> {
 impl Sample {
     /// Tokens of the context.
     pub fn length(&self) -> usize {
-        self.background + self.facts.iter().map(Vec::len).sum::<usize>()
+        self.background + told(&self.facts)
     }
 
     /// The context from its start, each time anew.
