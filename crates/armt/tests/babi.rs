@@ -69,6 +69,8 @@ fn shares<T: Ord>(things: impl Iterator<Item = T>) -> BTreeMap<T, f64> {
 
 /// Requires the same things in both, with shares that differ by at most `tolerance`.
 fn alike<T: Ord + std::fmt::Debug>(what: &str, real: &BTreeMap<T, f64>, ours: &BTreeMap<T, f64>, tolerance: f64) {
+    let differences = real.iter().map(|(thing, share)| (ours.get(thing).copied().unwrap_or_default() - share).abs());
+    println!("{what}: {} kinds, largest difference {:.4} of {tolerance}", real.len(), differences.fold(0.0, f64::max));
     for (thing, share) in real {
         let our = ours.get(thing).copied().unwrap_or_default();
         assert!((our - share).abs() <= tolerance, "{what}: {thing:?} has {share:.3} of the real ones and {our:.3} of ours");
@@ -137,7 +139,8 @@ fn a_question_comes_after_every_second_fact_and_its_first_support_is_recent() {
     }
 }
 
-/// Two standard errors of a share near a half in 1,000 questions are 0.03; sentences are many more.
+/// Two standard errors of a share near a half in 1,000 questions are 0.03, and more where the questions of a story have the same answer;
+/// there are many more sentences.
 #[test]
 fn simulated_stories_have_the_real_sentences_and_answers() {
     for number in 1..=5 {
@@ -145,9 +148,9 @@ fn simulated_stories_have_the_real_sentences_and_answers() {
         let facts = |stories: &[Story]| shares(stories.iter().flat_map(|s| &s.facts).map(|f| form(f)));
         let questions = |stories: &[Story]| shares(stories.iter().flat_map(|s| &s.questions).map(|q| form(&q.question.text)));
         let answers = |stories: &[Story]| shares(stories.iter().flat_map(|s| &s.questions).map(|q| q.question.answer.clone()));
-        alike(&format!("qa{number} facts"), &facts(&real), &facts(&ours), 0.035);
+        alike(&format!("qa{number} facts"), &facts(&real), &facts(&ours), 0.025);
         alike(&format!("qa{number} questions"), &questions(&real), &questions(&ours), 0.045);
-        alike(&format!("qa{number} answers"), &answers(&real), &answers(&ours), 0.045);
+        alike(&format!("qa{number} answers"), &answers(&real), &answers(&ours), 0.05);
     }
 }
 
@@ -159,10 +162,10 @@ fn simulated_stories_have_the_real_kinds_of_facts_and_supports() {
         let verb = fact.split(' ').nth(1).unwrap();
         verbs.iter().chain(&more).find(|(_, v)| v.contains(&verb)).unwrap().0
     };
-    for (number, tolerance) in [(2, 0.02), (3, 0.02), (5, 0.02)] {
+    for number in [2, 3, 5] {
         let (real, ours) = (real(number), simulated(number, 3000));
         let kinds = |stories: &[Story]| shares(stories.iter().flat_map(|s| &s.facts).map(|f| kind(f)));
-        alike(&format!("qa{number} kinds"), &kinds(&real), &kinds(&ours), tolerance);
+        alike(&format!("qa{number} kinds"), &kinds(&real), &kinds(&ours), 0.012);
         // What the first support is and how many facts ago, which says when questions are asked.
         let first = |stories: &[Story]| {
             let of = |s: &Story| {
@@ -176,6 +179,7 @@ fn simulated_stories_have_the_real_kinds_of_facts_and_supports() {
         alike(&format!("qa{number} first supports"), &first(&real), &first(&ours), 0.045);
         let length = |stories: &[Story]| stories.iter().map(|s| s.facts.len()).sum::<usize>() as f64 / stories.len() as f64;
         let (real, ours) = (length(&real), length(&ours));
-        assert!((ours / real - 1.0).abs() < 0.12, "qa{number}: stories have {real:.1} facts and ours {ours:.1}");
+        println!("qa{number}: stories have {real:.1} facts and ours {ours:.1}");
+        assert!((ours / real - 1.0).abs() < 0.06, "qa{number}: stories have {real:.1} facts and ours {ours:.1}");
     }
 }

@@ -1,12 +1,14 @@
 //! The tokens of a context, piece by piece: facts in their gaps between sentences of background.
 
+use std::sync::Arc;
+
 use super::books::Reading;
 use crate::error::Result;
 
 /// A context as it is read. No more of it than a sentence is in memory at a time; the facts are.
 pub struct Context {
     /// Each fact and its gap, ascending.
-    facts: Vec<(usize, Vec<i32>)>,
+    facts: Vec<(usize, Arc<[i32]>)>,
     reading: Reading,
     /// Facts that were given.
     told: usize,
@@ -46,7 +48,7 @@ impl<'c> Piece<'c> {
 }
 
 impl Context {
-    pub(super) fn new(facts: Vec<(usize, Vec<i32>)>, background: usize, reading: Reading) -> Self {
+    pub(super) fn new(facts: Vec<(usize, Arc<[i32]>)>, background: usize, reading: Reading) -> Self {
         let current = Current::Background;
         Context { facts, reading, told: 0, sentences: 0, left: background, current, size: 0, given: 0, failed: false }
     }

@@ -15,9 +15,10 @@ pub mod json;
 mod places;
 mod stories;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 pub use self::books::Books;
 pub use self::context::{Context, Piece};
@@ -32,6 +33,8 @@ use crate::text::Tokenizer;
 
 /// How often another story is tried where one has too many facts for a length.
 const ATTEMPTS: u64 = 1000;
+/// Different sentences of stories that are remembered as tokens; qa1 to qa5 have fewer than 2,000.
+const REMEMBERED: usize = 1 << 16;
 
 /// Tokens of a context: written 0k, 1k, 128k, 1M or as a plain number. k is 1,000 and M 1,000,000, as in the benchmark's lengths; 0
 /// stands for the facts alone.
@@ -71,6 +74,8 @@ impl fmt::Display for Length {
 /// Makes samples of stories and books.
 pub struct Babilong {
     books: Arc<Books>,
+    /// Sentences of stories as tokens. There are few different ones, and tokenising them would take most of the time of a short sample.
+    known: RwLock<HashMap<String, Arc<[i32]>>>,
     ask: i32,
     end: i32,
 }
@@ -91,7 +96,7 @@ pub struct Sample {
     pub story: babi::Sample,
     /// Its question as tokens.
     pub prompt: Prompt,
-    facts: Vec<Vec<i32>>,
+    facts: Vec<Arc<[i32]>>,
     /// The gap of each fact, ascending.
     gaps: Vec<usize>,
     /// Tokens of background.
@@ -108,7 +113,7 @@ impl Babilong {
         let end = end.ok_or_else(|| Error::Argument("expected a tokenizer with the token <|endoftext|>, as GPT-2's has".into()))?;
         let first = tokenizer.encode("GEN")?.first().copied();
         let ask = first.ok_or_else(|| Error::Argument("expected a tokenizer with tokens for \"GEN\", got none".into()))?;
-        Ok(Babilong { books, ask, end })
+        Ok(Babilong { books, known: RwLock::default(), ask, end })
     }
 
     /// The tokenizer of the samples.
@@ -128,11 +133,7 @@ impl Babilong {
 
     /// A question and its answer as tokens: the story's own, or another about the same facts.
     pub fn prompt(&self, question: &babi::Question) -> Result<Prompt> {
-        let with = |text: &str, token: i32| -> Result<Vec<i32>> {
-            let mut tokens = self.tokenizer().encode(text)?;
-            tokens.push(token);
-            Ok(tokens)
-        };
+        let with = |text: &str, token: i32| -> Result<Vec<i32>> { Ok(self.encode(text)?.iter().copied().chain([token]).collect()) };
         Ok(Prompt { question: with(&question.text, self.ask)?, answer: with(&question.answer, self.end)? })
     }
 
@@ -168,12 +169,26 @@ impl Babilong {
         Err(Error::Argument(message))
     }
 
-    fn facts(&self, story: &babi::Sample) -> Result<Vec<Vec<i32>>> {
-        story.facts.iter().map(|f| self.tokenizer().encode(f)).collect()
+    fn facts(&self, story: &babi::Sample) -> Result<Vec<Arc<[i32]>>> {
+        story.facts.iter().map(|f| self.encode(f)).collect()
+    }
+
+    /// The tokens of a sentence of a story, remembered.
+    fn encode(&self, text: &str) -> Result<Arc<[i32]>> {
+        // A thread that failed leaves the map whole: an entry is put in at once.
+        if let Some(tokens) = self.known.read().unwrap_or_else(PoisonError::into_inner).get(text) {
+            return Ok(tokens.clone());
+        }
+        let tokens: Arc<[i32]> = self.tokenizer().encode(text)?.into();
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        if known.len() < REMEMBERED {
+            known.insert(text.into(), tokens.clone());
+        }
+        Ok(tokens)
     }
 
     /// Draws the background, and where in it the facts go.
-    fn hide(&self, story: babi::Sample, facts: Vec<Vec<i32>>, length: Length, mut random: Random) -> Result<Sample> {
+    fn hide(&self, story: babi::Sample, facts: Vec<Arc<[i32]>>, length: Length, mut random: Random) -> Result<Sample> {
         let background = length.0.saturating_sub(told(&facts));
         let prompt = self.prompt(&story.question)?;
         let reading = Reading::new(self.books.clone(), Random::new(random.bits()))?;
@@ -185,8 +200,8 @@ impl Babilong {
 }
 
 /// Tokens of facts.
-fn told(facts: &[Vec<i32>]) -> usize {
-    facts.iter().map(Vec::len).sum()
+fn told(facts: &[Arc<[i32]>]) -> usize {
+    facts.iter().map(|f| f.len()).sum()
 }
 
 /// Sentences that a number of tokens takes, the last of them cut.
