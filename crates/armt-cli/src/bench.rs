@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use armt::bench::growth::Figures;
 use armt::bench::{Timing, Way, Work, Workload, run as measure};
 use armt::engine::{CpuReport, Device};
 use armt::schedule::{Backprop, Choice};
 use clap::Args;
-use serde_json::json;
 
 use crate::device::DeviceArgs;
 
@@ -93,8 +93,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
         device.trim();
     }
     if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&json!({"machine": machine, "timings": timings}))?;
-        std::fs::write(path, text + "\n").map_err(|e| anyhow::anyhow!("{}: {e}", path.display()))?;
+        Figures { machine, timings }.save(path)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,7 +1,7 @@
 //! How far a workload's results are from those of its plain twins: the sequential schedule, and f32.
 
 use armt_engine::{DType, Device, Tape, Tensor};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Work, Workload, model, reading};
 use crate::error::Result;
@@ -17,12 +17,12 @@ const SEGMENTS: usize = 64;
 const BATCH: usize = 8;
 
 /// Norms of differences over norms: of the memory after a reading, and of all parameters' gradients after a training step.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Agreement {
     /// Between the diagonal and the sequential schedule.
     pub schedules: f64,
     /// Between the workload's type and f32; nothing if it is f32.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub f32: Option<f64>,
 }
 
@@ -61,7 +61,7 @@ fn values(model: &Model, workload: &Workload, ids: &[i32], schedule: Choice) -> 
         }
         (Work::Read, _) => {
             let mut reader = Reader::new(model, empty)?;
-            reading(model, &mut reader, ids)?;
+            reading(model, &mut reader, ids, workload.segments * workload.segment)?;
             memory(reader.state())
         }
         (Work::Train, _) => {

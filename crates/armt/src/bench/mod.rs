@@ -1,6 +1,7 @@
 //! The workloads that every speed figure of this project is for, run through the reader and the training step that everybody uses.
 
 mod agreement;
+pub mod growth;
 
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -9,7 +10,7 @@ pub use agreement::Agreement;
 
 use armt_engine::optim::{AdamW, Group, Settings};
 use armt_engine::{Clocks, DType, Device, Param, Tensor, ops};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::config::{Alignment, Associative, Config, MemoryConfig, ModelType};
@@ -23,8 +24,11 @@ use crate::segment::Batch;
 use crate::tasks::Example;
 use crate::train::Stepper;
 
+/// Segments that a reading warms up with, at most: those of several groups.
+const WARM_UP: usize = 640;
+
 /// What is done with the texts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Work {
     /// They are read into a memory.
@@ -34,7 +38,8 @@ pub enum Work {
 }
 
 /// A model with GPT-2 blocks, and texts of some segments.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Workload {
     /// Its name.
     pub name: String,
@@ -137,14 +142,15 @@ pub struct Way {
 }
 
 /// How long a workload took.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Timing {
     /// The workload.
     pub workload: Workload,
     /// Numbers that were computed with.
     pub dtype: String,
     /// The schedule's name.
-    pub schedule: &'static str,
+    pub schedule: String,
     /// Whether blocks were computed again on the way back.
     pub recompute: bool,
     /// Whether the memory was unwound on the way back.
@@ -162,10 +168,10 @@ pub struct Timing {
     /// Seconds from the start to the end of the first repetition, everything compiled and planned.
     pub first_seconds: f64,
     /// MHz of the multiprocessors and of the memory, and watts, after the last repetition; where a GPU shows them.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clocks: Option<[f32; 3]>,
     /// How far the results are from those of the plain twins, if it was asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agreement: Option<Agreement>,
 }
 
@@ -185,27 +191,28 @@ pub fn run(
     let mut random = Random::new(2);
     let ids: Vec<i32> = (0..workload.text_tokens()).map(|_| random.below(workload.vocab) as i32).collect();
     device.reset_peak();
-    let mut repeat: Box<dyn FnMut() -> Result<()>> = match workload.work {
+    let mut repeat: Box<dyn FnMut(bool) -> Result<()>> = match workload.work {
         Work::Read => {
             let mut reader = Reader::with_schedule(&model, MemoryState::empty(&model, workload.batch)?, schedule)?;
             let (model, ids) = (&model, &ids);
-            Box::new(move || reading(model, &mut reader, ids))
+            let [start, all] = [workload.segments.min(WARM_UP), workload.segments].map(|n| n * workload.segment);
+            Box::new(move |warm| reading(model, &mut reader, ids, if warm { start } else { all }))
         }
         Work::Train => {
             let params: Vec<Param> = model.params().into_iter().cloned().collect();
             let optimizer = AdamW::new(vec![Group { params, weight_decay: 0.01, rate: 1.0 }], Settings::default())?;
             let mut stepper = Stepper::new(&model, optimizer, backprop, schedule)?;
             let example = example(workload, &ids);
-            Box::new(move || stepper.step(&example, 1, 1e-4).map(|_| ()))
+            Box::new(move |_| stepper.step(&example, 1, 1e-4).map(|_| ()))
         }
     };
-    repeat()?;
+    repeat(true)?;
     let first_seconds = start.elapsed().as_secs_f64();
-    repeat()?;
+    repeat(true)?;
     let mut seconds = Vec::with_capacity(repeats);
     for _ in 0..repeats {
         let start = Instant::now();
-        repeat()?;
+        repeat(false)?;
         device.synchronize()?;
         seconds.push(start.elapsed().as_secs_f64());
         if each(start.elapsed().as_secs_f64()).is_break() {
@@ -219,7 +226,7 @@ pub fn run(
     Ok(Timing {
         workload: workload.clone(),
         dtype: dtype.to_string(),
-        schedule: schedule.schedule(&model)?.name(),
+        schedule: schedule.schedule(&model)?.name().into(),
         recompute: backprop.recompute,
         unwind: backprop.unwinds(dtype),
         seconds,
@@ -252,11 +259,11 @@ fn model(workload: &Workload, dtype: DType, device: &Device) -> Result<Model> {
     Ok(model)
 }
 
-/// Reads all texts, side by side, from an empty memory.
-fn reading(model: &Model, reader: &mut Reader<'_>, ids: &[i32]) -> Result<()> {
+/// Reads the first `tokens` tokens of all texts, side by side, from an empty memory.
+fn reading(model: &Model, reader: &mut Reader<'_>, ids: &[i32], tokens: usize) -> Result<()> {
     let texts = reader.state().batch;
     reader.begin(MemoryState::empty(model, texts)?)?;
-    let mut sources: Vec<_> = ids.chunks(ids.len() / texts).map(|text| text.iter().map(|id| Ok(*id))).collect();
+    let mut sources: Vec<_> = ids.chunks(ids.len() / texts).map(|text| text[..tokens].iter().map(|id| Ok(*id))).collect();
     let mut sources: Vec<Tokens<'_>> = sources.iter_mut().map(|s| s as Tokens<'_>).collect();
     reader.read_all(&mut sources, &mut |_| ControlFlow::Continue(()))?;
     Ok(())
