@@ -89,7 +89,7 @@ pub fn run(args: &QuickstartArgs) -> Result<ExitCode> {
 /// The curve of a run's best model.
 fn judge(recipe: &Recipe, folder: &Path) -> Result<Vec<Point>> {
     let model = best_model(folder, DType::F32, &Device::cpu())?;
-    let task = recipe.task(recipe.stages[recipe.stages.len() - 1].get_ref());
+    let (task, _) = recipe.retrieval(recipe.stages[recipe.stages.len() - 1].get_ref())?;
     Ok(curve(&model, task, &PAIRS, SAMPLES, 125, 0, &mut |_| ControlFlow::Continue(()))?)
 }
 

@@ -141,9 +141,9 @@ impl View {
         }
     }
 
-    fn show(&mut self, event: &Event) {
+    fn show(&mut self, event: &Event<'_>) {
         match event {
-            Event::Step { progress, steps, pairs, loss, tokens } => {
+            Event::Step { progress, steps, stage, loss, tokens } => {
                 if self.stage != progress.stage {
                     (self.stage, self.stage_started, self.tokens, self.exact) = (progress.stage, Instant::now(), 0, None);
                     self.steps_before = progress.step - 1;
@@ -154,11 +154,10 @@ impl View {
                 let left = seconds / made * (steps - progress.step) as f64;
                 let exact = self.exact.map_or(String::new(), |e| format!(", exact match {e:.3}"));
                 let line = format!(
-                    "{}stage {}/{}, {pairs} pair{}: loss {loss:.4}{exact}, {:.0}k tokens/s, at most {left:.0} s left",
+                    "{}stage {}/{}, {stage}: loss {loss:.4}{exact}, {:.0}k tokens/s, at most {left:.0} s left",
                     self.title,
                     progress.stage + 1,
                     self.stages,
-                    if *pairs == 1 { "" } else { "s" },
                     self.tokens as f64 / seconds / 1e3,
                 );
                 if let Some(bar) = &self.bar {
@@ -170,15 +169,14 @@ impl View {
                     eprintln!("step {}/{steps}: {line}", progress.step);
                 }
             }
-            Event::Validation { progress, pairs, exact_match } => {
+            Event::Validation { progress, stage, exact_match } => {
                 self.exact = Some(*exact_match);
                 let line = format!(
-                    "{}stage {}/{}, step {}: exact match {exact_match:.3} at {pairs} pair{}",
+                    "{}stage {}/{}, step {}: exact match {exact_match:.3} at {stage}",
                     self.title,
                     progress.stage + 1,
                     self.stages,
                     progress.step,
-                    if *pairs == 1 { "" } else { "s" }
                 );
                 match &self.bar {
                     Some(bar) => bar.println(line),

@@ -157,6 +157,20 @@ impl Draft {
         Ok(Draft { segments, batch: batch.batch, asked, next })
     }
 
+    /// The same with rows that are asked nothing, so that the number of rows of a segment that is asked is a multiple of `rows`: texts with
+    /// answers of different length then mostly have one shape.
+    pub(crate) fn rounded(mut self, rows: usize) -> Self {
+        let mut next = self.next.into_iter();
+        let mut rounded = Vec::new();
+        for asked in &mut self.asked {
+            let count = asked.len();
+            asked.resize(count.next_multiple_of(rows), 0);
+            rounded.extend(next.by_ref().take(count));
+            rounded.resize(rounded.len() + asked.len() - count, -1);
+        }
+        Draft { next: rounded, ..self }
+    }
+
     pub(crate) fn shape(&self) -> DraftShape {
         let segments = self.segments.iter().zip(&self.asked);
         let segments = segments.map(|(s, asked)| (s.range.len(), s.pad, s.mask.is_some(), asked.len())).collect();
@@ -202,5 +216,18 @@ impl Model {
         let positions = (0..batch.batch).flat_map(|b| range.clone().map(move |i| (b, i)));
         let asked = positions.map(|(b, i)| ((b * width + before + pad + i - range.start) as i32, b, targets.next[b * tokens + i]));
         asked.filter(|(_, _, target)| *target >= 0).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_adds_rows_that_are_asked_nothing() {
+        let draft = Draft { segments: Vec::new(), batch: 1, asked: vec![vec![1, 2, 3], vec![], vec![4]], next: vec![7, 8, 9, 5] };
+        let rounded = draft.rounded(2);
+        assert_eq!(rounded.asked, [vec![1, 2, 3, 0], vec![], vec![4, 0]]);
+        assert_eq!(rounded.next, [7, 8, 9, -1, 5, -1]);
     }
 }

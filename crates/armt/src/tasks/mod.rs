@@ -2,6 +2,7 @@
 
 pub mod babi;
 pub mod babilong;
+pub mod lessons;
 pub mod retrieval;
 
 use crate::model::Targets;

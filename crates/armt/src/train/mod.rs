@@ -1,5 +1,6 @@
 //! Training: one loop for all tasks, its run folder and its logs.
 
+pub mod material;
 pub mod meter;
 pub mod recipe;
 pub mod run_folder;
@@ -7,6 +8,7 @@ pub mod step;
 pub mod tensorboard;
 pub mod trainer;
 
+pub use material::Material;
 pub use meter::Meter;
 pub use run_folder::RunFolder;
 pub use step::Stepper;

@@ -1,6 +1,6 @@
 //! Recipes: one TOML file per experiment. Unknown keys are refused, and every mistake is named with its line.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use armt_engine::optim::{Clip, Decay, Schedule, Settings};
 use serde::Deserialize;
@@ -10,7 +10,8 @@ use toml::Spanned;
 use crate::config::{Alignment, Config, MemoryConfig, ModelType};
 use crate::error::{Error, Result};
 use crate::schedule::Backprop;
-use crate::tasks::retrieval::{Retrieval, SYMBOLS, Setting, VOCAB};
+use crate::tasks::babi::{SIMULATED, Task};
+use crate::tasks::retrieval::{EOS, Retrieval, SYMBOLS, Setting, VOCAB};
 
 /// What to train, on what, and how.
 #[derive(Clone, Debug, Deserialize)]
@@ -40,18 +41,39 @@ pub struct Recipe {
     pub stages: Vec<Spanned<Stage>>,
 }
 
-/// Associative retrieval.
+/// What is learned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TaskKind {
+    /// Associative retrieval, all keys different.
+    Remember,
+    /// Associative retrieval, keys coming again.
+    Rewrite,
+    /// Facts hidden in books.
+    Babilong,
+}
+
+/// The task.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TaskRecipe {
-    /// `remember` or `rewrite`.
-    pub setting: Setting,
-    /// Symbols of a value.
+    /// `remember`, `rewrite` or `babilong`.
+    pub setting: TaskKind,
+    /// Retrieval: symbols of a value.
     #[serde(default = "one")]
     pub value_size: usize,
-    /// Different symbols that keys and values are made of: 2 to 100, and 16 if not given.
+    /// Retrieval: different symbols that keys and values are made of: 2 to 100, and 16 if not given.
     #[serde(default = "the_authors_symbols")]
     pub symbols: Spanned<usize>,
+    /// BABILong: the stories, `qa1` to `qa5`; qa1 if not given.
+    #[serde(default)]
+    pub question: Option<String>,
+    /// BABILong: folder of books to hide facts in; the project's own if not given.
+    #[serde(default)]
+    pub books: Option<PathBuf>,
+    /// BABILong: folder of a tokenizer; GPT-2's if not given.
+    #[serde(default)]
+    pub bpe: Option<PathBuf>,
 }
 
 /// The paper's small GPT-NeoX unless changed: 4 layers, width 128, 4 heads, feed-forward 128, weights of spread 0.02.
@@ -68,11 +90,13 @@ pub struct ModelRecipe {
     pub inner: usize,
     /// Spread of the first weights, `initializer_range`.
     pub init: f64,
+    /// Whether the embedding is the output head too.
+    pub tied: bool,
 }
 
 impl Default for ModelRecipe {
     fn default() -> Self {
-        ModelRecipe { layers: 4, width: 128, heads: 4, inner: 128, init: 0.02 }
+        ModelRecipe { layers: 4, width: 128, heads: 4, inner: 128, init: 0.02, tied: false }
     }
 }
 
@@ -122,15 +146,28 @@ impl Default for EvalRecipe {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stage {
-    /// Pairs to remember.
-    pub pairs: usize,
-    /// Symbols of a key.
-    #[serde(default = "one")]
-    pub key_size: usize,
-    /// Another number of different symbols for this stage: few are told apart sooner.
+    /// Retrieval: pairs to remember.
+    #[serde(default)]
+    pub pairs: Option<usize>,
+    /// Retrieval: symbols of a key; 1 if not given.
+    #[serde(default)]
+    pub key_size: Option<usize>,
+    /// Retrieval: another number of different symbols for this stage: few are told apart sooner.
     #[serde(default)]
     pub symbols: Option<usize>,
-    /// Questions after the pairs, each in a segment of its own: 1 in the paper, and in validation always.
+    /// BABILong: tokens of a segment.
+    #[serde(default)]
+    pub segment: Option<usize>,
+    /// BABILong: segments of a text.
+    #[serde(default)]
+    pub segments: Option<usize>,
+    /// BABILong: facts of a story, at most; 10 if not given.
+    #[serde(default)]
+    pub facts: Option<usize>,
+    /// BABILong: each fact and each question has a segment of its own, and there is no background.
+    #[serde(default)]
+    pub aligned: bool,
+    /// Questions at the end of a text: 1 in the paper, and in validation always.
     #[serde(default = "one")]
     pub questions: usize,
     /// Texts of a batch.
@@ -140,7 +177,7 @@ pub struct Stage {
     pub accumulate: usize,
     /// Most steps.
     pub steps: u64,
-    /// Each batch has a random number of pairs, from 1 to `pairs`; above 25 pairs, one of 25 numbers.
+    /// Each batch has a random number of pairs, from 1 to `pairs`, or of segments; above 25, one of 25 numbers.
     #[serde(default)]
     pub vary: bool,
     /// The stage ends when validation reaches this exact match.
@@ -204,59 +241,87 @@ impl Recipe {
         if self.eval.every == 0 || self.eval.samples == 0 {
             return Err(Error::config("eval", "every and samples of at least 1", "0"));
         }
-        let TaskRecipe { setting, value_size, symbols } = &self.task;
-        let task = Retrieval { setting: *setting, key_size: 1, value_size: *value_size, symbols: *symbols.get_ref() };
+        let symbols = &self.task.symbols;
+        let task = Retrieval { setting: Setting::Remember, key_size: 1, value_size: 1, symbols: *symbols.get_ref() };
         task.check_symbols().map_err(|e| Error::Argument(format!("task{}: {e}", line(symbols.span().start))))?;
+        if self.task.setting == TaskKind::Babilong {
+            self.question()?;
+        }
         for (i, spanned) in self.stages.iter().enumerate() {
-            let stage = spanned.get_ref();
             let at = |e: Error| Error::Argument(format!("stage {}{}: {e}", i + 1, line(spanned.span().start)));
-            for (key, value) in [
-                ("pairs", stage.pairs),
-                ("key_size", stage.key_size),
-                ("questions", stage.questions),
-                ("batch", stage.batch),
-                ("accumulate", stage.accumulate),
-            ] {
-                if value == 0 {
-                    return Err(at(Error::config(key, "at least 1", 0)));
-                }
-            }
-            if stage.steps == 0 {
-                return Err(at(Error::config("steps", "at least 1", 0)));
-            }
-            if !stage.batch.is_multiple_of(stage.accumulate) {
-                return Err(at(Error::config(
-                    "accumulate",
-                    &format!("a divisor of the batch of {}", stage.batch),
-                    stage.accumulate,
-                )));
-            }
-            self.task(stage).check(stage.pairs).map_err(at)?;
-            self.config(stage).check().map_err(at)?;
+            self.check_stage(spanned.get_ref()).map_err(at)?;
         }
         Ok(())
     }
 
-    /// The task of a stage.
-    pub fn task(&self, stage: &Stage) -> Retrieval {
-        let TaskRecipe { setting, value_size, symbols } = &self.task;
-        let symbols = stage.symbols.unwrap_or(*symbols.get_ref());
-        Retrieval { setting: *setting, key_size: stage.key_size, value_size: *value_size, symbols }
+    fn check_stage(&self, stage: &Stage) -> Result<()> {
+        let of_retrieval = [("pairs", stage.pairs), ("key_size", stage.key_size), ("symbols", stage.symbols)];
+        let of_babilong = [("segment", stage.segment), ("segments", stage.segments), ("facts", stage.facts)];
+        let (own, foreign) = match self.task.setting {
+            TaskKind::Babilong => (of_babilong, of_retrieval),
+            TaskKind::Remember | TaskKind::Rewrite => (of_retrieval, of_babilong),
+        };
+        if let Some((key, value)) = foreign.iter().find_map(|(key, value)| value.map(|v| (key, v))) {
+            return Err(Error::config(key, &format!("no such key with {:?}", self.task.setting), value));
+        }
+        let needed: &[&str] = if self.task.setting == TaskKind::Babilong { &["segment", "segments"] } else { &["pairs"] };
+        if let Some((key, _)) = own.iter().find(|(key, value)| needed.contains(key) && value.is_none()) {
+            return Err(Error::config(key, "a number", "none"));
+        }
+        let common = [("questions", stage.questions), ("batch", stage.batch), ("accumulate", stage.accumulate)];
+        let given = own.iter().filter_map(|(key, value)| value.map(|v| (*key, v)));
+        if let Some((key, _)) = given.chain(common).find(|(key, value)| *value == 0 && *key != "symbols") {
+            return Err(Error::config(key, "at least 1", 0));
+        }
+        if stage.steps == 0 {
+            return Err(Error::config("steps", "at least 1", 0));
+        }
+        if !stage.batch.is_multiple_of(stage.accumulate) {
+            let divisor = format!("a divisor of the batch of {}", stage.batch);
+            return Err(Error::config("accumulate", &divisor, stage.accumulate));
+        }
+        if self.task.setting != TaskKind::Babilong {
+            let (task, pairs) = self.retrieval(stage)?;
+            task.check(pairs)?;
+        }
+        self.config(stage, VOCAB, EOS).check().map(|_| ())
     }
 
-    /// The model of a stage: a segment is one pair, so it grows with the keys.
-    pub fn config(&self, stage: &Stage) -> Config {
+    /// The task of a stage of associative retrieval, and its pairs. A recipe of BABILong has none.
+    pub fn retrieval(&self, stage: &Stage) -> Result<(Retrieval, usize)> {
+        let setting = match self.task.setting {
+            TaskKind::Remember => Setting::Remember,
+            TaskKind::Rewrite => Setting::Rewrite,
+            TaskKind::Babilong => return Err(Error::config("task.setting", "remember or rewrite", "babilong")),
+        };
+        let symbols = stage.symbols.unwrap_or(*self.task.symbols.get_ref());
+        let (key_size, value_size) = (stage.key_size.unwrap_or(1), self.task.value_size);
+        Ok((Retrieval { setting, key_size, value_size, symbols }, stage.pairs.unwrap_or_default()))
+    }
+
+    /// The stories of BABILong.
+    pub fn question(&self) -> Result<Task> {
+        let task: Task = self.task.question.as_deref().unwrap_or("qa1").parse()?;
+        if task.number() > SIMULATED {
+            return Err(Error::config("task.question", &format!("qa1 to qa{SIMULATED}, which can be simulated"), task));
+        }
+        Ok(task)
+    }
+
+    /// The model of a stage, for so many tokens: in retrieval a segment is one pair, so it grows with the keys.
+    pub fn config(&self, stage: &Stage, vocabulary: usize, end: i32) -> Config {
         let m = &self.model;
+        let pair = |(task, _): (Retrieval, usize)| task.segment_size();
         Config {
             model_type: ModelType::Armt,
-            segment_size: self.task(stage).segment_size(),
+            segment_size: stage.segment.or_else(|| self.retrieval(stage).ok().map(pair)).unwrap_or_default(),
             segment_alignment: Alignment::Left,
             memory: self.memory.clone(),
             backbone: json!({
-                "model_type": "gpt_neox", "vocab_size": VOCAB, "hidden_size": m.width, "num_hidden_layers": m.layers,
+                "model_type": "gpt_neox", "vocab_size": vocabulary, "hidden_size": m.width, "num_hidden_layers": m.layers,
                 "num_attention_heads": m.heads, "intermediate_size": m.inner, "max_position_embeddings": 2048,
                 "rotary_pct": 0.25, "rotary_emb_base": 10000, "use_parallel_residual": true, "hidden_act": "gelu",
-                "tie_word_embeddings": false, "initializer_range": m.init, "eos_token_id": crate::tasks::retrieval::EOS,
+                "tie_word_embeddings": m.tied, "initializer_range": m.init, "eos_token_id": end,
             }),
         }
     }
@@ -343,7 +408,7 @@ steps = 20
     fn a_recipe_has_the_papers_defaults() {
         let r = Recipe::parse(RECIPE, &[]).unwrap();
         assert_eq!((r.model.layers, r.model.width, r.optimizer.lr, r.seed), (4, 128, 3e-4, 3));
-        let config = r.config(r.stages[1].get_ref());
+        let config = r.config(r.stages[1].get_ref(), VOCAB, EOS);
         assert_eq!(config.segment_size, 5);
         assert!(config.check().is_ok());
     }
@@ -364,10 +429,26 @@ steps = 20
     }
 
     #[test]
+    fn stages_have_the_keys_of_their_task_and_no_others() {
+        let babilong = RECIPE
+            .replace("\"remember\"", "\"babilong\"")
+            .replace("pairs = 2\n", "segment = 16\nsegments = 2\n")
+            .replace("pairs = 20\nkey_size = 2", "segment = 512\nsegments = 8\nfacts = 4\naligned = true");
+        let r = Recipe::parse(&babilong, &[]).unwrap();
+        let config = r.config(r.stages[1].get_ref(), 1000, 3);
+        assert_eq!((config.segment_size, &config.backbone["vocab_size"], r.question().unwrap().number()), (512, &json!(1000), 1));
+        refused(&format!("{babilong}pairs = 3"), &["stage 2 (line 14)", "pairs: expected no such key with Babilong"]);
+        refused(&babilong.replace("segments = 8\n", ""), &["stage 2", "segments: expected a number"]);
+        refused(&babilong.replace("[memory]", "question = \"qa7\"\n[memory]"), &["qa1 to qa5", "qa7"]);
+        refused(&format!("{RECIPE}segment = 3"), &["stage 2 (line 13)", "segment: expected no such key with Remember"]);
+        refused(&RECIPE.replace("pairs = 2\n", ""), &["stage 1", "pairs: expected a number"]);
+    }
+
+    #[test]
     fn a_task_has_the_authors_symbols_or_its_own() {
         let symbols = |text: &str, changes: &[String]| {
             let r = Recipe::parse(text, changes).unwrap();
-            r.task(r.stages[1].get_ref()).symbols
+            r.retrieval(r.stages[1].get_ref()).unwrap().0.symbols
         };
         assert_eq!(symbols(RECIPE, &[]), 16);
         assert_eq!(symbols(&RECIPE.replace("[memory]", "symbols = 32\n[memory]"), &[]), 32);

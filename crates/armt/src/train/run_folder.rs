@@ -16,6 +16,7 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use armt_engine::DType;
 use armt_engine::optim::AdamW;
@@ -27,16 +28,23 @@ use serde_json::Value;
 use crate::checkpoint::write_beside;
 use crate::error::{Error, Result};
 use crate::model::Model;
+use crate::text::Tokenizer;
 
 const LOG: &str = "log.jsonl";
 const LAST: &str = "last";
 const BEST: &str = "best";
 
 /// A run's folder, open for writing.
-#[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
     log: File,
+    tokenizer: Option<Arc<Tokenizer>>,
+}
+
+impl std::fmt::Debug for RunFolder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RunFolder").field("path", &self.path).finish_non_exhaustive()
+    }
 }
 
 impl RunFolder {
@@ -60,7 +68,7 @@ impl RunFolder {
             opened => opened.map_err(io(&file))?,
         };
         lock(&log, path)?;
-        Ok(RunFolder { path: path.into(), log })
+        Ok(RunFolder { path: path.into(), log, tokenizer: None })
     }
 
     /// The folder of a run to go on with, its checkpoints whole after whatever ended it. An error if there is no run, if it has no
@@ -76,7 +84,7 @@ impl RunFolder {
         if !path.join(LAST).is_dir() {
             return Err(Error::file(path, "expected a checkpoint to go on from, but the run ended before its first"));
         }
-        Ok(RunFolder { path: path.into(), log })
+        Ok(RunFolder { path: path.into(), log, tokenizer: None })
     }
 
     /// The folder.
@@ -125,7 +133,7 @@ impl RunFolder {
     /// dies in it, the one before stays. Numbers that are not finite are refused, as loading would refuse them.
     pub fn save_last(&self, model: &Model, optimizer: &AdamW, state: &impl Serialize) -> Result<()> {
         self.replace(LAST, |folder| {
-            model.save(folder, DType::F32)?;
+            self.save_model(model, folder)?;
             let path = folder.join("optimizer.safetensors");
             optimizer.save(&path)?;
             expect_finite(&path)?;
@@ -137,7 +145,17 @@ impl RunFolder {
 
     /// Replaces the best model, in f32, as [`RunFolder::save_last`] does.
     pub fn save_best(&self, model: &Model) -> Result<()> {
-        self.replace(BEST, |folder| model.save(folder, DType::F32))
+        self.replace(BEST, |folder| self.save_model(model, folder))
+    }
+
+    /// From now on checkpoints have a tokenizer with them, or none.
+    pub fn keep_tokenizer(&mut self, tokenizer: Option<&Arc<Tokenizer>>) {
+        self.tokenizer = tokenizer.cloned();
+    }
+
+    fn save_model(&self, model: &Model, folder: &Path) -> Result<()> {
+        model.save(folder, DType::F32)?;
+        self.tokenizer.as_ref().map_or(Ok(()), |tokenizer| tokenizer.save(folder))
     }
 
     /// The state that the latest checkpoint was saved with. A file that is cut short or holds something else is an error by name.

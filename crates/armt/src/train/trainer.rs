@@ -12,20 +12,21 @@ use std::time::Instant;
 use armt_engine::optim::{AdamW, Group};
 use armt_engine::{DType, Device, Param};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
+use super::material::Material;
 use super::recipe::{Recipe, Stage};
 use super::run_folder::RunFolder;
 use super::step::Stepper;
 use super::tensorboard::EventWriter;
 use crate::checkpoint::Tensors;
 use crate::error::{Error, Result};
-use crate::eval::capacity::stored_pairs;
 use crate::eval::retrieval::exact_match;
 use crate::model::Model;
 use crate::random::Random;
 use crate::schedule::Choice;
 use crate::tasks::Example;
+use crate::tasks::lessons::Lessons;
 
 /// Batches that wait for the device.
 const AHEAD: usize = 4;
@@ -33,8 +34,6 @@ const AHEAD: usize = 4;
 const EXPLODED: f32 = 1e4;
 /// Texts of one piece of a validation.
 const PIECE: usize = 125;
-/// Different lengths that texts of a varying number of pairs have.
-const LENGTHS: usize = 25;
 
 /// How far a run has come: what `state.json` holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -54,15 +53,15 @@ pub struct Progress {
 
 /// What a run tells as it goes.
 #[derive(Clone, Copy, Debug)]
-pub enum Event {
+pub enum Event<'a> {
     /// A step was made.
     Step {
         /// How far the run is.
         progress: Progress,
         /// Steps that the stage may have.
         steps: u64,
-        /// Pairs of the stage.
-        pairs: usize,
+        /// What the stage is about.
+        stage: &'a str,
         /// The batch's loss.
         loss: f32,
         /// Tokens of the batch.
@@ -72,8 +71,8 @@ pub enum Event {
     Validation {
         /// How far the run is.
         progress: Progress,
-        /// Pairs of the stage.
-        pairs: usize,
+        /// What the stage is about.
+        stage: &'a str,
         /// Share of texts answered exactly.
         exact_match: f64,
     },
@@ -99,16 +98,19 @@ pub fn train(
     folder: &mut RunFolder,
     resume: bool,
     (dtype, device): (DType, &Device),
-    each: &mut dyn FnMut(&Event) -> ControlFlow<()>,
+    each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
 ) -> Result<Ending> {
     let mut events = EventWriter::create(folder.path())?;
     let mut progress = if resume { folder.load_state::<Progress>()? } else { Progress::default() };
     folder.truncate_log(progress.total)?;
     events.resume_after(progress.total)?;
+    let material = Material::open(recipe)?;
+    folder.keep_tokenizer(material.tokenizer());
     let mut weights = resume.then(|| Tensors::open(&folder.last_folder())).transpose()?;
     while let Some(stage) = recipe.stages.get(progress.stage) {
         let stage = stage.get_ref();
-        let model = Model::fresh(recipe.config(stage), recipe.seed, dtype, device)?;
+        let config = recipe.config(stage, material.vocabulary(), material.end_token());
+        let model = Model::fresh(config, recipe.seed, dtype, device)?;
         if let Some(weights) = &weights {
             model.set_weights(weights)?;
         }
@@ -120,7 +122,10 @@ pub fn train(
             optimizer.restore(&folder.last_folder().join("optimizer.safetensors"))?;
         }
         let stepper = Stepper::new(&model, optimizer, recipe.backprop, Choice::Auto)?;
-        let mut run = StageRun { recipe, stage, model: &model, stepper, folder, events: &mut events };
+        let lessons = material.lessons(recipe, stage)?;
+        let name = lessons.name();
+        let (lessons, name, events) = (&*lessons, name.as_str(), &mut events);
+        let mut run = StageRun { recipe, stage, lessons, name, model: &model, stepper, folder, events };
         if run.go(&mut progress, each)?.is_break() {
             return Ok(Ending::Stopped);
         }
@@ -144,11 +149,6 @@ fn optimizer(recipe: &Recipe, model: &Model) -> Result<AdamW> {
     Ok(AdamW::new(vec![group], recipe.settings())?)
 }
 
-/// A random number of pairs up to `most`. Of long texts there are only so many lengths: a step is recorded once for each.
-fn some_pairs(most: usize, random: &mut Random) -> usize {
-    (1 + random.below(most)).next_multiple_of(most.div_ceil(LENGTHS)).min(most)
-}
-
 /// A seed for one purpose at one place of a run.
 fn seed(recipe: &Recipe, purpose: u64, stage: usize, step: u64) -> Random {
     let mut random = Random::new(recipe.seed ^ (purpose << 56) ^ ((stage as u64) << 40) ^ step.wrapping_mul(0x9e37_79b9));
@@ -158,6 +158,8 @@ fn seed(recipe: &Recipe, purpose: u64, stage: usize, step: u64) -> Random {
 struct StageRun<'a> {
     recipe: &'a Recipe,
     stage: &'a Stage,
+    lessons: &'a dyn Lessons,
+    name: &'a str,
     model: &'a Model,
     stepper: Stepper<'a>,
     folder: &'a mut RunFolder,
@@ -166,16 +168,14 @@ struct StageRun<'a> {
 
 impl StageRun<'_> {
     /// Runs the stage to its end, or to a break.
-    fn go(&mut self, progress: &mut Progress, each: &mut dyn FnMut(&Event) -> ControlFlow<()>) -> Result<ControlFlow<()>> {
-        let (recipe, stage, number) = (self.recipe, *self.stage, progress.stage);
-        let (from, task) = (progress.step, recipe.task(self.stage));
+    fn go(&mut self, progress: &mut Progress, each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>) -> Result<ControlFlow<()>> {
+        let (recipe, lessons, number) = (self.recipe, self.lessons, progress.stage);
+        let (from, to) = (progress.step, self.stage.steps);
         let (sender, examples) = sync_channel(AHEAD);
         std::thread::scope(|scope| {
             scope.spawn(move || {
-                for step in from..stage.steps {
-                    let mut random = seed(recipe, 1, number, step);
-                    let pairs = if stage.vary { some_pairs(stage.pairs, &mut random) } else { stage.pairs };
-                    if sender.send(task.lesson(pairs, stage.questions, stage.batch, &mut random)).is_err() {
+                for step in from..to {
+                    if sender.send(lessons.lesson(&mut seed(recipe, 1, number, step))).is_err() {
                         return;
                     }
                 }
@@ -189,7 +189,7 @@ impl StageRun<'_> {
         &mut self,
         progress: &mut Progress,
         examples: Receiver<Result<Example>>,
-        each: &mut dyn FnMut(&Event) -> ControlFlow<()>,
+        each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
         let schedule = self.recipe.schedule(self.stage);
         let start = Instant::now();
@@ -212,14 +212,12 @@ impl StageRun<'_> {
             let tokens = example.batch.ids.len();
             tokens_done += tokens;
             let speed = tokens_done as f64 / start.elapsed().as_secs_f64();
-            self.folder.log(&json!({
-                "step": progress.total, "stage": progress.stage + 1, "pairs": self.stage.pairs, "loss": loss, "lr": rate,
-                "tokens_per_second": speed.round(),
-            }))?;
+            let own = json!({"loss": loss, "lr": rate, "tokens_per_second": speed.round()});
+            self.log(progress, own)?;
             self.events
                 .scalars(progress.total, &[("train/loss", loss), ("train/lr", rate), ("train/tokens_per_second", speed as f32)])?;
             let steps = self.stage.steps;
-            let heard = each(&Event::Step { progress: *progress, steps, pairs: self.stage.pairs, loss, tokens });
+            let heard = each(&Event::Step { progress: *progress, steps, stage: self.name, loss, tokens });
             let last = progress.step == steps;
             let mut done = last;
             if last || progress.step.is_multiple_of(self.recipe.eval.every) {
@@ -245,19 +243,21 @@ impl StageRun<'_> {
     }
 
     /// Judges the model, keeps it if it is the best so far, and says whether the stage is over.
-    fn validate(&mut self, progress: &mut Progress, each: &mut dyn FnMut(&Event) -> ControlFlow<()>) -> Result<bool> {
-        let (task, pairs, samples) = (self.recipe.task(self.stage), self.stage.pairs, self.recipe.eval.samples);
+    fn validate(&mut self, progress: &mut Progress, each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>) -> Result<bool> {
+        let samples = self.recipe.eval.samples;
         let mut random = seed(self.recipe, 2, progress.stage, 0);
         let mut right = 0;
         for from in (0..samples).step_by(PIECE) {
-            let example = task.example(pairs, PIECE.min(samples - from), &mut random)?;
+            let example = self.lessons.exam(PIECE.min(samples - from), &mut random)?;
             right += exact_match(self.model, &example, Choice::Auto)?;
         }
         let exact = right as f64 / samples as f64;
-        let stored = stored_pairs(exact, pairs, task.values());
-        let (stage, total) = (progress.stage + 1, progress.total);
-        self.folder.log(&json!({"step": total, "stage": stage, "pairs": pairs, "exact_match": exact, "stored": stored}))?;
-        self.events.scalars(total, &[("valid/exact_match", exact as f32), ("valid/stored", stored as f32)])?;
+        let figures: Vec<(&str, f64)> = [("exact_match", exact)].into_iter().chain(self.lessons.figures(exact)).collect();
+        self.log(progress, figures.iter().map(|(name, value)| (name.to_string(), json!(value))).collect::<Map<_, _>>().into())?;
+        let names: Vec<String> = figures.iter().map(|(name, _)| format!("valid/{name}")).collect();
+        let scalars: Vec<(&str, f32)> =
+            names.iter().zip(&figures).map(|(name, (_, value))| (name.as_str(), *value as f32)).collect();
+        self.events.scalars(progress.total, &scalars)?;
         // Nothing is better than 1: a stage that goes on after it is meant to.
         progress.waited = if exact > progress.best || exact == 1.0 { 0 } else { progress.waited + 1 };
         // Of equals the later one is kept: it has seen more.
@@ -267,9 +267,19 @@ impl StageRun<'_> {
         }
         self.save(progress)?;
         // A stop that is asked for here is heard again at the next step.
-        let _ = each(&Event::Validation { progress: *progress, pairs, exact_match: exact });
+        let _ = each(&Event::Validation { progress: *progress, stage: self.name, exact_match: exact });
         let patience = self.recipe.eval.patience;
         Ok(exact >= self.stage.until || (patience > 0 && progress.waited >= patience))
+    }
+
+    /// A line of the log: where the run is, the stage's sizes, and `own`.
+    fn log(&mut self, progress: &Progress, own: Value) -> Result<()> {
+        let mut line = Map::from_iter([("step".into(), json!(progress.total)), ("stage".into(), json!(progress.stage + 1))]);
+        line.extend(self.lessons.sizes().into_iter().map(|(name, size)| (name.into(), json!(size))));
+        if let Value::Object(own) = own {
+            line.extend(own);
+        }
+        self.folder.log(&line.into())
     }
 
     fn save(&self, progress: &Progress) -> Result<()> {

@@ -31,12 +31,20 @@ const RECENT: usize = 5;
 
 /// A new story. Equal generators give equal stories. A task above qa5 is refused.
 pub fn story(task: Task, random: &mut Random) -> Result<Story> {
-    Ok(match task.number() {
-        1 => Telling::new(task, FOUR, &[Kind::Move], random).tell(random),
-        2 | 3 => Telling::new(task, FOUR, &[Kind::Move, Kind::Get, Kind::Drop], random).tell(random),
-        4 => rooms_in_a_row(random),
-        5 => Telling::new(task, GIVERS, &[Kind::Move, Kind::Get, Kind::Drop, Kind::Give], random).tell(random),
-        _ => return Err(Error::config("task", &format!("qa1 to qa{SIMULATED}, which can be simulated"), task)),
+    Ok(match Telling::new(task, random)? {
+        Some(telling) => telling.tell(random),
+        None => rooms_in_a_row(random),
+    })
+}
+
+/// The facts of a story that is told for so long, whatever could be asked; qa4 has two. A task above qa5 is refused.
+pub fn facts(task: Task, count: usize, random: &mut Random) -> Result<Vec<String>> {
+    Ok(match Telling::new(task, random)? {
+        Some(mut telling) => {
+            (0..count).for_each(|_| telling.go_on(random));
+            telling.story.facts
+        }
+        None => rooms_in_a_row(random).facts,
     })
 }
 
@@ -63,17 +71,30 @@ struct Told {
 }
 
 impl Telling {
-    fn new(task: Task, people: [&'static str; PEOPLE], kinds: &'static [Kind], random: &mut Random) -> Self {
+    /// The start of a story; `None` for qa4, in which nothing happens.
+    fn new(task: Task, random: &mut Random) -> Result<Option<Self>> {
+        let (people, kinds): ([&'static str; PEOPLE], &'static [Kind]) = match task.number() {
+            1 => (FOUR, &[Kind::Move]),
+            2 | 3 => (FOUR, &[Kind::Move, Kind::Get, Kind::Drop]),
+            4 => return Ok(None),
+            5 => (GIVERS, &[Kind::Move, Kind::Get, Kind::Drop, Kind::Give]),
+            _ => return Err(Error::config("task", &format!("qa1 to qa{SIMULATED}, which can be simulated"), task)),
+        };
         let world = World::new(people, kinds, random);
-        Telling { task: task.number(), world, story: Story::default(), events: Vec::new(), told: Default::default() }
+        Ok(Some(Telling { task: task.number(), world, story: Story::default(), events: Vec::new(), told: Default::default() }))
+    }
+
+    /// The next fact.
+    fn go_on(&mut self, random: &mut Random) {
+        let event = self.world.next(random);
+        self.note(event);
+        self.events.push(event);
+        self.story.facts.push(self.words(event, random));
     }
 
     fn tell(mut self, random: &mut Random) -> Story {
         while self.story.questions.len() < QUESTIONS {
-            let event = self.world.next(random);
-            self.note(event);
-            self.events.push(event);
-            self.story.facts.push(self.words(event, random));
+            self.go_on(random);
             if self.events.len().is_multiple_of(2)
                 && let Some(question) = self.question(random)
             {

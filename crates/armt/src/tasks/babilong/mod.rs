@@ -12,6 +12,7 @@
 mod books;
 mod context;
 pub mod json;
+mod lessons;
 mod places;
 mod stories;
 
@@ -22,6 +23,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 pub use self::books::Books;
 pub use self::context::{Context, Piece};
+pub use self::lessons::BabilongLessons;
 pub use self::places::{Data, find_data};
 pub use self::stories::Stories;
 
@@ -117,7 +119,7 @@ impl Babilong {
     }
 
     /// The tokenizer of the samples.
-    pub fn tokenizer(&self) -> &Tokenizer {
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         self.books.tokenizer()
     }
 
