@@ -167,7 +167,7 @@ pub struct Stage {
     /// BABILong: each fact and each question has a segment of its own, and there is no background.
     #[serde(default)]
     pub aligned: bool,
-    /// Questions at the end of a text: 1 in the paper, and in validation always.
+    /// Questions at the end of a text, of BABILong's a random number up to this: 1 in the paper, and in validation always.
     #[serde(default = "one")]
     pub questions: usize,
     /// Texts of a batch.

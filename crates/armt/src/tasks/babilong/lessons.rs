@@ -34,7 +34,7 @@ pub struct BabilongLessons {
     pub segments: usize,
     /// Facts of a story, at most.
     pub facts: usize,
-    /// Questions about a story, at most, in training.
+    /// Questions about a story, at most, in training; each batch has a random number of them.
     pub questions: usize,
     /// Whether each fact and each question has a segment of its own.
     pub aligned: bool,
@@ -61,7 +61,8 @@ impl Lessons for BabilongLessons {
         let segments = if self.vary { some_of(self.segments, random) } else { self.segments };
         // An aligned text has a segment for a fact and one for a question.
         let segments = if self.aligned { segments.max(2) } else { segments };
-        self.texts(self.batch, segments, self.questions, random)
+        // A model that always saw several questions does not answer a single one.
+        self.texts(self.batch, segments, 1 + random.below(self.questions), random)
     }
 
     fn exam(&self, texts: usize, random: &mut Random) -> Result<Example> {
