@@ -21,7 +21,8 @@ Examples:
 The weights of the backbone are taken as they are; those of the memory are new and have to be trained before it remembers.";
 
 /// Files that go along where they are there.
-const COMPANIONS: [&str; 4] = ["generation_config.json", "special_tokens_map.json", "tokenizer_config.json", "added_tokens.json"];
+const COMPANIONS: [&str; 5] =
+    ["generation_config.json", "special_tokens_map.json", "tokenizer_config.json", "added_tokens.json", "vocabulary.json"];
 
 #[derive(Args)]
 #[command(after_help = EXAMPLE)]
@@ -76,11 +77,8 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
     args.expect_room()?;
     let tokenizer = Tokenizer::find(&args.source)?;
     let model = Model::convert(&args.source, memory, args.segment, args.seed, &Device::cpu())?;
-    if let Some(tokenizer) = &tokenizer
-        && tokenizer.vocabulary() > model.backbone().vocab
-    {
-        let (tokens, rows) = (tokenizer.vocabulary(), model.backbone().vocab);
-        bail!("{}: the tokenizer has {tokens} tokens, but the model {rows}", args.source.display());
+    if let Some(tokenizer) = &tokenizer {
+        tokenizer.expect_fits(&model, &args.source)?;
     }
     model.save(&args.out, args.dtype.dtype())?;
     match &tokenizer {

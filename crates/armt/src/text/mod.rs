@@ -4,9 +4,11 @@ mod ahead;
 mod sentences;
 mod stream;
 mod tokenizer;
+mod vocabulary;
 
 pub use ahead::{Ahead, Counts};
 pub use sentences::sentences;
 pub use stream::{Piece, Source, TokenStream};
-pub(crate) use tokenizer::end_tokens;
+pub(crate) use tokenizer::{END_OF_TEXT, end_tokens};
 pub use tokenizer::{Speech, Tokenizer};
+pub use vocabulary::Vocabulary;

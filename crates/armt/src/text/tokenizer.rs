@@ -1,7 +1,7 @@
 //! `tokenizer.json` of a model folder, as Hugging Face writes it.
 //!
 //! A text is turned into tokens as it stands: no special token is put before or after it, nothing is cut off and nothing is padded,
-//! whatever the file's settings for training were.
+//! whatever the file's settings for training were. Where a `vocabulary.json` lies beside it, tokens are numbered by that.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,17 +11,19 @@ use tokenizers::models::bpe::{BPE, Merges, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, DecodeStream};
 
+use super::vocabulary::{FILE as VOCABULARY, Vocabulary};
 use crate::checkpoint::write_beside;
 use crate::error::{Error, Result};
 use crate::model::Model;
 
 /// GPT-2's one special token.
-const END_OF_TEXT: &str = "<|endoftext|>";
+pub(crate) const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// Text to tokens and back.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     joint: Joint,
+    vocabulary: Option<Vocabulary>,
 }
 
 /// What becomes of the space at which a text is cut in two.
@@ -36,28 +38,43 @@ pub(super) enum Joint {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a folder. A missing or damaged file is an error with its name.
+    /// Reads `tokenizer.json` of a folder, and `vocabulary.json` where it has one. A missing or damaged file is an error with its name.
     pub fn load(folder: &Path) -> Result<Self> {
         let path = folder.join("tokenizer.json");
         let bytes = std::fs::read(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
         let inner = tokenizers::Tokenizer::from_bytes(bytes)
             .map_err(|e| Error::file(&path, format!("expected a Hugging Face tokenizer: {e}")))?;
-        Self::checked(inner).map_err(|e| Error::file(&path, e))
+        Self::checked(inner).map_err(|e| Error::file(&path, e))?.with_vocabulary_of(folder)
     }
 
-    /// A folder's tokenizer for `model`. Refused if a token of it has no row in the model's embedding.
+    /// A folder's tokenizer for `model`, whichever files it is in. Refused if a token of it has no row in the model's embedding, and
+    /// with a small vocabulary also if the model has more rows.
     pub fn load_for(folder: &Path, model: &Model) -> Result<Self> {
-        let tokenizer = Self::load(folder)?;
-        let (tokens, rows) = (tokenizer.vocabulary(), model.backbone().vocab);
-        if tokens > rows {
-            let path = folder.join("tokenizer.json");
-            return Err(Error::file(&path, format!("its tokens go up to {}, but the model has {rows}", tokens - 1)));
-        }
+        // Where there are no files at all, the usual one is said to be missing.
+        let tokenizer = Self::find(folder)?.map_or_else(|| Self::load(folder), Ok)?;
+        tokenizer.expect_fits(model, folder)?;
         Ok(tokenizer)
     }
 
+    /// Refuses a model that the tokenizer, or its small vocabulary from `folder`, is not for.
+    pub fn expect_fits(&self, model: &Model, folder: &Path) -> Result<()> {
+        let (tokens, rows) = (self.vocabulary(), model.backbone().vocab);
+        match &self.vocabulary {
+            Some(_) if tokens != rows => {
+                let message = format!("it is for a model of vocab_size {tokens}, but this model's is {rows}");
+                Err(Error::file(&folder.join(VOCABULARY), message))
+            }
+            None if tokens > rows => {
+                let message = format!("its tokens go up to {}, but the model has {rows}", tokens - 1);
+                Err(Error::file(&folder.join("tokenizer.json"), message))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A folder's tokenizer, whichever files it is in: `tokenizer.json`, or GPT-2's `vocab.json` and `merges.txt` or `encoder.json` and
-    /// `vocab.bpe`. `None` if none of these is there; a damaged file is an error with its name.
+    /// `vocab.bpe`; with `vocabulary.json` where that is beside them. `None` if there is no tokenizer; a damaged file is an error with
+    /// its name.
     pub fn find(folder: &Path) -> Result<Option<Self>> {
         if folder.join("tokenizer.json").is_file() {
             return Self::load(folder).map(Some);
@@ -65,10 +82,28 @@ impl Tokenizer {
         for (encoder, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
             let (encoder, merges) = (folder.join(encoder), folder.join(merges));
             if encoder.is_file() && merges.is_file() {
-                return Self::from_gpt2(&encoder, &merges).map(Some);
+                return Self::from_gpt2(&encoder, &merges)?.with_vocabulary_of(folder).map(Some);
             }
         }
         Ok(None)
+    }
+
+    /// The same with tokens numbered by `vocabulary.json` of a folder, where that has one. A damaged one, and one for another tokenizer,
+    /// is an error with its name.
+    pub fn with_vocabulary_of(self, folder: &Path) -> Result<Self> {
+        match Vocabulary::find(folder)? {
+            Some(vocabulary) => self.with_vocabulary(vocabulary).map_err(|e| Error::file(&folder.join(VOCABULARY), e)),
+            None => Ok(self),
+        }
+    }
+
+    /// The same with tokens numbered by a small vocabulary. One for a tokenizer of another size is refused.
+    pub fn with_vocabulary(self, vocabulary: Vocabulary) -> Result<Self> {
+        let (tokens, own) = (vocabulary.tokens(), self.all());
+        if tokens != own {
+            return Err(Error::Argument(format!("it is for a tokenizer of {tokens} tokens, but this one has {own}")));
+        }
+        Ok(Tokenizer { vocabulary: Some(vocabulary), ..self })
     }
 
     /// GPT-2's byte-level BPE from its two files: `encoder.json` (or `vocab.json`), tokens to numbers, and `vocab.bpe` (or `merges.txt`),
@@ -103,7 +138,7 @@ impl Tokenizer {
     fn checked(mut inner: tokenizers::Tokenizer) -> Result<Self> {
         inner.with_truncation(None).map_err(|e| Error::Argument(e.to_string()))?;
         inner.with_padding(None);
-        let mut tokenizer = Tokenizer { inner, joint: Joint::None };
+        let mut tokenizer = Tokenizer { inner, joint: Joint::None, vocabulary: None };
         for joint in [Joint::Drop, Joint::Keep] {
             if tokenizer.holds(joint)? {
                 tokenizer.joint = joint;
@@ -128,48 +163,82 @@ impl Tokenizer {
         self.joint
     }
 
-    /// Writes `tokenizer.json` into a folder, beside it first and then renamed.
+    /// Writes `tokenizer.json` into a folder, and `vocabulary.json` if it has a small vocabulary; beside them first and then renamed.
     pub fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join("tokenizer.json");
         let text = self.inner.to_string(false).map_err(|e| Error::file(&path, e))?;
-        write_beside(&path, text.as_bytes())
+        write_beside(&path, text.as_bytes())?;
+        self.vocabulary.as_ref().map_or(Ok(()), |v| v.save(folder))
     }
 
     /// One more than the largest token.
     pub fn vocabulary(&self) -> usize {
+        self.vocabulary.as_ref().map_or_else(|| self.all(), Vocabulary::size)
+    }
+
+    /// Whether tokens are numbered by a small vocabulary.
+    pub fn is_small(&self) -> bool {
+        self.vocabulary.is_some()
+    }
+
+    /// The same before any are left out.
+    fn all(&self) -> usize {
         self.inner.get_vocab(true).values().max().map_or(0, |id| *id as usize + 1)
     }
 
-    /// The token that ends a text in GPT-2's vocabulary, `<|endoftext|>`; `None` if the tokenizer has none.
+    /// The token that ends a text in GPT-2's vocabulary, `<|endoftext|>`; `None` if the tokenizer has none, or shares its number with
+    /// others.
     pub fn end_of_text(&self) -> Option<i32> {
-        self.inner.token_to_id(END_OF_TEXT).and_then(|id| i32::try_from(id).ok())
+        let id = self.inner.token_to_id(END_OF_TEXT)?;
+        match &self.vocabulary {
+            None => i32::try_from(id).ok(),
+            Some(small) => small.number(id).ok().filter(|n| (*n as usize) < small.kept().len()),
+        }
     }
 
     /// The tokens of a text. An error of the tokenizer, as for a character that it has no token for, is passed on.
     pub fn encode(&self, text: &str) -> Result<Vec<i32>> {
         let encoding = self.inner.encode_fast(text, false).map_err(|e| Error::Argument(format!("tokenizer: {e}")))?;
-        Ok(encoding.get_ids().iter().map(|id| *id as i32).collect())
+        let ids = encoding.get_ids().iter();
+        match &self.vocabulary {
+            None => Ok(ids.map(|id| *id as i32).collect()),
+            Some(small) => ids.map(|id| small.number(*id)).collect(),
+        }
     }
 
-    /// The text of tokens, special ones left out. Bytes that are no UTF-8 become U+FFFD; a negative token is an error.
+    /// The text of tokens, special ones left out. Bytes that are no UTF-8 become U+FFFD, and so does a token of a small vocabulary that
+    /// stands for many; a negative token is an error.
     pub fn decode(&self, tokens: &[i32]) -> Result<String> {
-        let ids = tokens.iter().map(|t| number(*t)).collect::<Result<Vec<_>>>()?;
-        self.inner.decode(&ids, true).map_err(|e| Error::Argument(format!("tokenizer: {e}")))
+        let ids = tokens.iter().map(|t| self.id(*t)).collect::<Result<Vec<_>>>()?;
+        let mut text = String::new();
+        for (i, known) in ids.split(Option::is_none).enumerate() {
+            if i > 0 {
+                text.push(char::REPLACEMENT_CHARACTER);
+            }
+            let known: Vec<u32> = known.iter().flatten().copied().collect();
+            text += &self.inner.decode(&known, true).map_err(|e| Error::Argument(format!("tokenizer: {e}")))?;
+        }
+        Ok(text)
     }
 
     /// Tokens to text, one by one.
     pub fn speech(&self) -> Speech<'_> {
-        Speech(self.inner.decode_stream(true))
+        Speech { tokenizer: self, stream: self.inner.decode_stream(true) }
+    }
+
+    /// A token as the file numbers it; `None` where it stands for many.
+    fn id(&self, token: i32) -> Result<Option<u32>> {
+        match &self.vocabulary {
+            Some(small) => small.token(token),
+            None => u32::try_from(token).map(Some).map_err(|_| Error::Argument(format!("expected tokens from 0 up, got {token}"))),
+        }
     }
 }
 
-fn number(token: i32) -> Result<u32> {
-    u32::try_from(token).map_err(|_| Error::Argument(format!("expected tokens from 0 up, got {token}")))
-}
-
 /// Text that comes token by token; a character whose bytes are in several tokens is said with the last of them.
-pub struct Speech<'t>(
-    DecodeStream<
+pub struct Speech<'t> {
+    tokenizer: &'t Tokenizer,
+    stream: DecodeStream<
         't,
         tokenizers::ModelWrapper,
         tokenizers::NormalizerWrapper,
@@ -177,12 +246,18 @@ pub struct Speech<'t>(
         tokenizers::PostProcessorWrapper,
         tokenizers::DecoderWrapper,
     >,
-);
+}
 
 impl Speech<'_> {
-    /// The text that one more token adds; empty while a character is not whole. A negative token is an error.
+    /// The text that one more token adds; empty while a character is not whole, U+FFFD for a token that stands for many. A negative
+    /// token is an error.
     pub fn say(&mut self, token: i32) -> Result<String> {
-        let text = self.0.step(number(token)?).map_err(|e| Error::Argument(format!("tokenizer: {e}")))?;
+        let Some(id) = self.tokenizer.id(token)? else {
+            // What was left open cannot become whole after this.
+            *self = self.tokenizer.speech();
+            return Ok(char::REPLACEMENT_CHARACTER.into());
+        };
+        let text = self.stream.step(id).map_err(|e| Error::Argument(format!("tokenizer: {e}")))?;
         Ok(text.unwrap_or_default())
     }
 }

@@ -67,6 +67,16 @@ impl Books {
         &self.tokenizer
     }
 
+    /// How often each token comes in all books together, in sentences that are read.
+    pub fn counts(&self) -> Result<Vec<u64>> {
+        let mut counts = vec![0; self.tokenizer.vocabulary()];
+        for i in 0..self.files.len() {
+            // The tokenizer's own tokens, which are below their number.
+            self.book(i)?.tokens.iter().for_each(|t| counts[*t as usize] += 1);
+        }
+        Ok(counts)
+    }
+
     fn book(&self, i: usize) -> Result<Arc<Book>> {
         let book = {
             let mut slot = lock(&self.slots[i]);

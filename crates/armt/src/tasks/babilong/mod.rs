@@ -15,6 +15,7 @@ pub mod json;
 mod lessons;
 mod places;
 mod stories;
+mod vocabulary;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -26,13 +27,16 @@ pub use self::context::{Context, Piece};
 pub use self::lessons::BabilongLessons;
 pub use self::places::{Data, find_data};
 pub use self::stories::Stories;
+pub use self::vocabulary::vocabulary;
 
 use self::books::Reading;
 use crate::error::{Error, Result};
 use crate::random::Random;
 use crate::tasks::babi;
-use crate::text::Tokenizer;
+use crate::text::{END_OF_TEXT, Tokenizer};
 
+/// GEN is the first token of this.
+const GEN: &str = "GEN";
 /// How often another story is tried where one has too many facts for a length.
 const ATTEMPTS: u64 = 1000;
 /// Different sentences of stories that are remembered as tokens; qa1 to qa5 have fewer than 2,000.
@@ -112,9 +116,10 @@ impl Babilong {
     pub fn new(books: Arc<Books>) -> Result<Self> {
         let tokenizer = books.tokenizer();
         let end = tokenizer.end_of_text();
-        let end = end.ok_or_else(|| Error::Argument("expected a tokenizer with the token <|endoftext|>, as GPT-2's has".into()))?;
-        let first = tokenizer.encode("GEN")?.first().copied();
-        let ask = first.ok_or_else(|| Error::Argument("expected a tokenizer with tokens for \"GEN\", got none".into()))?;
+        let end =
+            end.ok_or_else(|| Error::Argument(format!("expected a tokenizer with the token {END_OF_TEXT}, as GPT-2's has")))?;
+        let first = tokenizer.encode(GEN)?.first().copied();
+        let ask = first.ok_or_else(|| Error::Argument(format!("expected a tokenizer with tokens for \"{GEN}\", got none")))?;
         Ok(Babilong { books, known: RwLock::default(), ask, end })
     }
 
