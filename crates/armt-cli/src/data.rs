@@ -94,7 +94,8 @@ pub fn run(args: &DataArgs) -> Result<ExitCode> {
     if to_file {
         expect_place(&args.out)?;
     }
-    let stories = args.questions.iter().map(|task| args.stories(*task)).collect::<Result<Vec<_>>>()?;
+    let of = |task: &Task| open_stories(*task, args.seed, args.simulated, args.split(), args.babi.as_deref());
+    let stories = args.questions.iter().map(of).collect::<Result<Vec<_>>>()?;
     let babilong = args.open()?;
     let stop = stop_on_signals()?;
     let written = if to_file {
@@ -118,30 +119,44 @@ pub fn run(args: &DataArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// A task's stories: simulated, or those of a folder, or else the project's.
+pub fn open_stories(task: Task, seed: u64, simulated: bool, split: Split, babi: Option<&Path>) -> Result<Stories> {
+    if simulated {
+        return Ok(Stories::simulated(task, seed)?);
+    }
+    let folder = find_data(Data::Babi, babi).context("--babi DIR names a folder of bAbI files")?;
+    let published = Stories::published(&folder, task, split, seed);
+    if split == Split::Train && babi.is_none() && published.is_err() {
+        bail!(
+            "--split train: the project has the test files of bAbI only; --simulated makes stories like those of the training files, --babi DIR reads them"
+        );
+    }
+    Ok(published?)
+}
+
+/// Samples with the books of a folder, or else the project's.
+pub fn open_samples(tokenizer: Tokenizer, split: Split, books: Option<&Path>) -> Result<Babilong> {
+    let shipped = if split == Split::Train { Data::TrainBooks } else { Data::TestBooks };
+    let folder = find_data(shipped, books).context("--books DIR names a folder of books")?;
+    Ok(Babilong::new(Arc::new(Books::open(&folder, Arc::new(tokenizer))?))?)
+}
+
+/// The tokenizer that a user has named.
+pub fn find_tokenizer(folder: &Path) -> Result<Tokenizer> {
+    match Tokenizer::find(folder)? {
+        Some(tokenizer) => Ok(tokenizer),
+        None => bail!("{}: expected tokenizer.json, or encoder.json and vocab.bpe, found neither", folder.display()),
+    }
+}
+
 impl BabilongArgs {
-    fn stories(&self, task: Task) -> Result<Stories> {
-        if self.simulated {
-            return Ok(Stories::simulated(task, self.seed)?);
-        }
-        let folder = find_data(Data::Babi, self.babi.as_deref()).context("--babi DIR names a folder of bAbI files")?;
-        let split = if self.split == SplitKind::Train { Split::Train } else { Split::Test };
-        let published = Stories::published(&folder, task, split, self.seed);
-        if split == Split::Train && self.babi.is_none() && published.is_err() {
-            bail!(
-                "--split train: the project has the test files of bAbI only; --simulated makes stories like those of the training files, --babi DIR reads them"
-            );
-        }
-        Ok(published?)
+    fn split(&self) -> Split {
+        if self.split == SplitKind::Train { Split::Train } else { Split::Test }
     }
 
     fn open(&self) -> Result<Babilong> {
         let bpe = find_data(Data::Bpe, self.bpe.as_deref()).context("--bpe DIR names a folder of a tokenizer")?;
-        let Some(tokenizer) = Tokenizer::find(&bpe)? else {
-            bail!("{}: expected tokenizer.json, or encoder.json and vocab.bpe, found neither", bpe.display());
-        };
-        let shipped = if self.split == SplitKind::Train { Data::TrainBooks } else { Data::TestBooks };
-        let folder = find_data(shipped, self.books.as_deref()).context("--books DIR names a folder of books")?;
-        Ok(Babilong::new(Arc::new(Books::open(&folder, Arc::new(tokenizer))?))?)
+        open_samples(find_tokenizer(&bpe)?, self.split(), self.books.as_deref())
     }
 
     /// Writes all samples beside the file and renames that, so that a file of its name is always whole.

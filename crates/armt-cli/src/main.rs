@@ -39,7 +39,7 @@ enum Command {
     Ask(ask::AskArgs),
     /// Give a Hugging Face model a memory.
     Convert(convert::ConvertArgs),
-    /// Ask a model about key-value pairs that it has read.
+    /// Judge a model: on key-value pairs that it has read, or on facts in texts of any length.
     Eval(eval::EvalArgs),
     /// Write samples of a task as text.
     Data(data::DataArgs),

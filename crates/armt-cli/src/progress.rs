@@ -14,6 +14,8 @@ pub struct Meter {
     total: Option<u64>,
     /// Bytes passed over before this reading, which say nothing about its speed.
     skipped: u64,
+    /// What is read, before each line.
+    label: String,
     started: Instant,
     last: Instant,
 }
@@ -33,7 +35,12 @@ impl Meter {
             bar
         });
         let now = Instant::now();
-        Meter { bar, total, skipped, started: now, last: now }
+        Meter { bar, total, skipped, label: String::new(), started: now, last: now }
+    }
+
+    /// Says what is being read.
+    pub fn label(&mut self, label: String) {
+        self.label = label;
     }
 
     /// Tokens read by this command, and bytes of all texts up to there.
@@ -49,12 +56,14 @@ impl Meter {
         }
         if let Some(bar) = &self.bar {
             bar.set_position(bytes);
-            bar.set_message(line);
+            bar.set_message(format!("{}{line}", self.label));
         } else if self.last.elapsed() >= PAUSE {
             self.last = Instant::now();
             match left {
-                Some((total, left)) if total > 0 => eprintln!("{:.0}%: {line}", 100.0 * (total - left) as f64 / total as f64),
-                _ => eprintln!("{line}"),
+                Some((total, left)) if total > 0 => {
+                    eprintln!("{}{:.0}%: {line}", self.label, 100.0 * (total - left) as f64 / total as f64)
+                }
+                _ => eprintln!("{}{line}", self.label),
             }
         }
     }

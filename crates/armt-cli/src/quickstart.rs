@@ -102,6 +102,7 @@ fn draw(memory: &[Point], plain: &[Point]) -> Plot {
         y_label: "exact match".into(),
         y_range: Some((0.0, 1.0)),
         x_scale: Scale::Log,
+        x_ticks: Vec::new(),
         series: vec![series("ARMT", memory), series("no memory", plain)],
         reference: None,
         guides: vec![Guide { x: TRAINED as f64, label: format!("trained on up to {TRAINED}"), series: None }],

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use armt::eval::babilong::compare::{self, Judged, curves};
+use armt::eval::babilong::{self, is_report};
 use armt::eval::plot::Scale;
 use armt::eval::results::{Comparison, Measure, regenerate};
 use armt::eval::retrieval::Report;
@@ -16,11 +18,14 @@ Examples:
   armt report results --readme README.md
   armt report armt.json rmt.json prmt.json --out exact-match.svg
   armt report a0.json a1.json a2.json r0.json --names ARMT,ARMT,ARMT,RMT --metric stored --out capacity.svg
+  armt report babilong.json --out heat.svg
+  armt report babilong.json --chart curves --out lengths.svg
 
-A folder of results has reports as remember/MODEL.json, rewrite/MODEL.json or, of several seeds, MODEL.seed1.json and so on. Each
-experiment's plot is drawn again beside them, and its table goes into the README between the lines
+A folder of results has reports as remember/MODEL.json, rewrite/MODEL.json, babilong/MODEL.json or, of several seeds, MODEL.seed1.json
+and so on. Each experiment's plots are drawn again beside them, and its table goes into the README between the lines
 <!-- results: rewrite --> and <!-- end -->.
-Reports of one name become one line: their mean, with the least and the most shaded.";
+Reports of one name become one line: their mean, with the least and the most shaded.
+Of one BABILong model a heat map of tasks by lengths is drawn, of several their means over the length.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLE)]
@@ -29,12 +34,12 @@ pub struct ReportArgs {
     #[arg(required = true, value_name = "FOLDER|FILE")]
     files: Vec<PathBuf>,
     /// File to write the tables of a folder's experiments into.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["out", "metric", "names", "x"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["out", "metric", "names", "x", "chart"])]
     readme: Option<PathBuf>,
     /// SVG file to write.
     #[arg(long, value_name = "PLOT")]
     out: Option<PathBuf>,
-    /// What to draw over the number of pairs; exact match if not given.
+    /// What to draw: exact match if not given; stored pairs for retrieval, right labels for BABILong.
     #[arg(long, value_enum)]
     metric: Option<Metric>,
     /// A name for each file; the reports' own, or the files', if not given.
@@ -43,12 +48,22 @@ pub struct ReportArgs {
     /// Scale of the number of pairs; log if not given and they spread far.
     #[arg(long, value_enum)]
     x: Option<XScale>,
+    /// How to draw BABILong: tasks by lengths of one model, or accuracy over the length.
+    #[arg(long, value_enum)]
+    chart: Option<Chart>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Metric {
     ExactMatch,
     Stored,
+    LabelMatch,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Chart {
+    Heat,
+    Curves,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -60,9 +75,9 @@ pub enum XScale {
 pub fn run(args: &ReportArgs) -> Result<ExitCode> {
     match (&args.files[..], &args.out) {
         ([folder], None) if folder.is_dir() => {
-            if args.metric.is_some() || args.names.is_some() || args.x.is_some() {
+            if args.metric.is_some() || args.names.is_some() || args.x.is_some() || args.chart.is_some() {
                 bail!(
-                    "--metric, --names and --x: expected files with them, got a folder of results, where each experiment has its own"
+                    "--metric, --names, --x and --chart: expected files with them, got a folder of results, where each experiment has its own"
                 );
             }
             for file in regenerate(folder, args.readme.as_deref())? {
@@ -79,23 +94,60 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
                     folder.display()
                 );
             }
-            let measure = match args.metric {
-                None | Some(Metric::ExactMatch) => Measure::ExactMatch,
-                Some(Metric::Stored) => Measure::Stored,
-            };
-            let scale = args.x.map(|x| match x {
-                XScale::Linear => Scale::Linear,
-                XScale::Log => Scale::Log,
-            });
             expect_names(args.names.as_deref(), files.len())?;
-            let reports = files.iter().map(|f| Ok(Report::load(f)?)).collect::<Result<Vec<_>>>()?;
-            let names = args.names.clone().unwrap_or_else(|| own_names(files, &reports));
-            let plot = Comparison::of(measure, names.into_iter().zip(reports)).plot(scale);
-            let svg = plot.svg().context("nothing to draw")?;
+            let svg = if files.iter().any(|f| is_report(f)) { args.babilong(files)? } else { args.retrieval(files)? };
             std::fs::write(out, svg).with_context(|| out.display().to_string())?;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+impl ReportArgs {
+    /// Curves over the number of pairs.
+    fn retrieval(&self, files: &[PathBuf]) -> Result<String> {
+        let measure = match self.metric {
+            None | Some(Metric::ExactMatch) => Measure::ExactMatch,
+            Some(Metric::Stored) => Measure::Stored,
+            Some(Metric::LabelMatch) => bail!("--metric label-match: expected reports of BABILong, got others"),
+        };
+        let scale = self.x.map(|x| match x {
+            XScale::Linear => Scale::Linear,
+            XScale::Log => Scale::Log,
+        });
+        if self.chart.is_some() {
+            bail!("--chart: expected reports of BABILong, got others");
+        }
+        let reports = files.iter().map(|f| Ok(Report::load(f)?)).collect::<Result<Vec<_>>>()?;
+        let names = self.names(files, reports.iter().map(|r| r.name.clone()));
+        let plot = Comparison::of(measure, names.into_iter().zip(reports)).plot(scale);
+        plot.svg().context("nothing to draw")
+    }
+
+    /// Tasks by lengths, or curves over the length.
+    fn babilong(&self, files: &[PathBuf]) -> Result<String> {
+        let measure = match self.metric {
+            None | Some(Metric::ExactMatch) => compare::Measure::ExactMatch,
+            Some(Metric::LabelMatch) => compare::Measure::LabelMatch,
+            Some(Metric::Stored) => bail!("--metric stored: expected reports of remember or rewrite, got BABILong"),
+        };
+        if self.x.is_some() {
+            bail!("--x: expected reports of remember or rewrite, got BABILong, whose lengths are always on a logarithmic axis");
+        }
+        let reports = files.iter().map(|f| Ok(babilong::Report::load(f)?)).collect::<Result<Vec<_>>>()?;
+        let names = self.names(files, reports.iter().map(|r| r.name.clone()));
+        let models = Judged::all(measure, names.into_iter().zip(reports))?;
+        Ok(match (&models[..], self.chart) {
+            ([one], None | Some(Chart::Heat)) => one.heat_map().svg()?,
+            (several, Some(Chart::Heat)) => bail!("--chart heat: expected reports of one model, got {} models", several.len()),
+            (all, _) => curves(all).svg()?,
+        })
+    }
+
+    /// The names that were given, or the reports' own, or their files'.
+    fn names(&self, files: &[PathBuf], own: impl Iterator<Item = Option<String>>) -> Vec<String> {
+        let file_names = file_names(files);
+        self.names.clone().unwrap_or_else(|| own.zip(file_names).map(|(own, file)| own.unwrap_or(file)).collect())
+    }
 }
 
 fn expect_names(names: Option<&[String]>, files: usize) -> Result<()> {
@@ -105,10 +157,10 @@ fn expect_names(names: Option<&[String]>, files: usize) -> Result<()> {
     }
 }
 
-/// The reports' names, or where they have none their files' stems, or whole paths where stems come twice.
-fn own_names(files: &[PathBuf], reports: &[Report]) -> Vec<String> {
+/// The files' stems, or whole paths where stems come twice.
+fn file_names(files: &[PathBuf]) -> Vec<String> {
     let stems: Vec<String> = files.iter().map(|f| f.file_stem().unwrap_or_default().to_string_lossy().into_owned()).collect();
     let twice = |stem: &String| stems.iter().filter(|s| *s == stem).count() > 1;
-    let file_name = |i: usize| if twice(&stems[i]) { files[i].display().to_string() } else { stems[i].clone() };
-    reports.iter().enumerate().map(|(i, r)| r.name.clone().unwrap_or_else(|| file_name(i))).collect()
+    let name = |(file, stem): (&PathBuf, &String)| if twice(stem) { file.display().to_string() } else { stem.clone() };
+    files.iter().zip(&stems).map(name).collect()
 }

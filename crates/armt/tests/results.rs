@@ -141,5 +141,5 @@ fn what_does_not_fit_is_named_and_nothing_is_written() {
     let empty = |p: &Path| report(Setting::Rewrite, &[]).save(&p.join("results/rewrite/odd.json")).unwrap();
     refused(&empty, &["odd.json", "at least one point"]);
     let place = tempfile::tempdir().unwrap();
-    assert!(regenerate(place.path(), None).unwrap_err().to_string().contains("in remember/ or rewrite/, found none"));
+    assert!(regenerate(place.path(), None).unwrap_err().to_string().contains("in remember/, rewrite/ or babilong/, found none"));
 }

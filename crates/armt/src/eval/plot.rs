@@ -1,13 +1,11 @@
 //! Line plots as SVG text: several named series over a linear or logarithmic axis, with a shaded spread where points have one. The same
 //! plot gives the same bytes.
 
-use std::fmt::{Display, Write};
-
+use super::svg::Drawing;
 use crate::error::{Error, Result};
 
 /// Okabe and Ito's colours, which colour-blind readers can tell apart; the marks differ too.
 const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444"];
-const FONTS: &str = "Helvetica, Arial, 'DejaVu Sans', sans-serif";
 /// The frame, in pixels from the left and the top.
 const LEFT: f64 = 76.0;
 const RIGHT: f64 = 596.0;
@@ -77,6 +75,8 @@ pub struct Plot {
     pub y_label: String,
     /// Scale of the x axis.
     pub x_scale: Scale,
+    /// Named places of the x axis, which then has no other ticks. Where they are close, only some have their names.
+    pub x_ticks: Vec<(f64, String)>,
     /// What the y axis spans; `None`: all points and 0.
     pub y_range: Option<(f64, f64)>,
     /// The lines, in the order of the legend.
@@ -151,41 +151,7 @@ fn number(value: f64) -> String {
     format!("{}{unit}", if text == "-0" { "0" } else { text })
 }
 
-/// Text as it may stand in SVG. Control characters have no place in XML, escaped or not.
-fn escape(text: &str) -> String {
-    let mut out = String::new();
-    for c in text.chars() {
-        match c {
-            '&' => out += "&amp;",
-            '<' => out += "&lt;",
-            '>' => out += "&gt;",
-            '"' => out += "&quot;",
-            '\'' => out += "&apos;",
-            c if c.is_control() => out.push(' '),
-            c => out.push(c),
-        }
-    }
-    out
-}
-
-/// Elements of the drawing, one a line.
-struct Drawing(String);
-
 impl Drawing {
-    fn add(&mut self, element: std::fmt::Arguments<'_>) {
-        // Writing to a string cannot fail.
-        let _ = writeln!(self.0, "{element}");
-    }
-
-    fn text(&mut self, x: f64, y: f64, anchor: &str, more: impl Display, text: &str) {
-        let text = escape(text);
-        self.add(format_args!(r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" {more}>{text}</text>"#));
-    }
-
-    fn line(&mut self, (x1, y1): (f64, f64), (x2, y2): (f64, f64), colour: &str) {
-        self.add(format_args!(r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" stroke="{colour}"/>"#));
-    }
-
     /// The `i`th shape of mark.
     fn mark(&mut self, i: usize, x: f64, y: f64) {
         let colour = COLOURS[i % COLOURS.len()];
@@ -231,12 +197,7 @@ impl Plot {
         // About the width of the letters: there is no font here to measure.
         let width = RIGHT + 62.0 + 7.6 * longest as f64;
         let height = HEIGHT.max(TOP + 22.0 * names().count() as f64 + 16.0);
-        let mut d = Drawing(String::new());
-        d.add(format_args!(
-            r#"<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0}" height="{height:.0}" viewBox="0 0 {width:.0} {height:.0}" font-family="{FONTS}" font-size="13" fill="{}">"#,
-            "#222222"
-        ));
-        d.add(format_args!(r##"<rect width="100%" height="100%" fill="#ffffff"/>"##));
+        let mut d = Drawing::new(width, height);
         d.text((LEFT + RIGHT) / 2.0, 28.0, "middle", r#"font-size="16" font-weight="bold""#, &self.title);
         self.draw_frame(&mut d, &x, &y);
         // Marks may reach over the frame, a reference may not.
@@ -274,8 +235,7 @@ impl Plot {
             }
             d.text(RIGHT + 52.0, at + 4.5, "start", "", name);
         }
-        d.add(format_args!("</svg>"));
-        Ok(d.0)
+        Ok(d.finish())
     }
 
     fn axes(&self) -> Result<(Axis, Axis)> {
@@ -308,10 +268,15 @@ impl Plot {
     }
 
     fn draw_frame(&self, d: &mut Drawing, x: &Axis, y: &Axis) {
-        for tick in &x.ticks {
-            let at = x.place(*tick);
+        let mut free = f64::NEG_INFINITY;
+        for (tick, name) in x.ticks.iter().map(|t| (*t, number(*t))).filter(|_| self.x_ticks.is_empty()).chain(self.x_ticks.clone())
+        {
+            let at = x.place(tick);
             d.line((at, TOP), (at, BOTTOM), "#e6e6e6");
-            d.text(at, BOTTOM + 18.0, "middle", "", &number(*tick));
+            if at > free || self.x_ticks.is_empty() {
+                d.text(at, BOTTOM + 18.0, "middle", "", &name);
+                free = at + 8.0 * name.len() as f64 + 6.0;
+            }
         }
         for tick in &y.ticks {
             let at = y.place(*tick);
@@ -380,6 +345,7 @@ mod tests {
             x_label: "pairs".into(),
             y_label: "share of <right> answers".into(),
             x_scale: Scale::Log,
+            x_ticks: Vec::new(),
             y_range: Some((0.0, 1.0)),
             series: vec![line("ARMT", 0.02, true), line("RMT & \"friends\"", 0.2, false), line("PRMT", 0.12, true)],
             reference: None,

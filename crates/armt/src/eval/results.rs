@@ -1,7 +1,7 @@
 //! Reports of several models side by side: as a plot, and as a table of the README.
 //!
 //! ```text
-//! results/<experiment>/<model>.json            what `armt eval --out` wrote; experiments are remember and rewrite
+//! results/<experiment>/<model>.json            what `armt eval --out` wrote; experiments are remember, rewrite and babilong
 //! results/<experiment>/<model>.seed<k>.json    the same model trained from other seeds
 //! ```
 //!
@@ -10,6 +10,8 @@
 
 use std::path::{Path, PathBuf};
 
+use super::babilong;
+use super::babilong::compare::{Judged, curves, table};
 use super::plot::{Guide, Mark, Plot, Reference, Scale, Series};
 use super::retrieval::{Point, Report};
 use crate::checkpoint::write_beside;
@@ -130,6 +132,7 @@ impl Comparison {
             x_label: "pairs in the text".into(),
             y_label: self.measure.label().into(),
             x_scale: x_scale.unwrap_or(if far { Scale::Log } else { Scale::Linear }),
+            x_ticks: Vec::new(),
             y_range: (self.measure == Measure::ExactMatch).then_some((0.0, 1.0)),
             series,
             reference,
@@ -184,20 +187,20 @@ impl Comparison {
     }
 }
 
-/// An experiment's folder and what lies in it.
+/// An experiment of a folder of results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experiment {
     /// Its name, as the README's markers have it.
     pub name: &'static str,
-    /// Where its plot goes.
-    pub plot: PathBuf,
-    /// Its models, in the order of their files' names.
-    pub models: Comparison,
+    /// Its plots as SVG, and where they go.
+    pub plots: Vec<(PathBuf, String)>,
+    /// Its table in Markdown.
+    pub table: String,
 }
 
 impl Experiment {
-    /// The experiments of a folder of results. Refuses a folder without any, and by its name a file that is no report or one of the
-    /// other task.
+    /// The experiments of a folder of results. Refuses a folder without any, and by its name a file that is no report or one of
+    /// another task.
     pub fn all(results: &Path) -> Result<Vec<Self>> {
         let kinds = [
             (Setting::Remember, "remember", Measure::Stored, "stored-pairs.svg"),
@@ -205,46 +208,76 @@ impl Experiment {
         ];
         let mut found = Vec::new();
         for (setting, name, measure, plot) in kinds {
-            let folder = results.join(name);
-            if !folder.is_dir() {
-                continue;
-            }
-            let mut reports = Vec::new();
-            for file in reports_in(&folder)? {
-                let report = Report::load(&file)?;
-                if report.task != setting {
-                    return Err(Error::file(&file, format!("expected a report of {name}, got one of the other task")));
-                }
-                if report.points.is_empty() {
-                    return Err(Error::file(&file, "expected a report with at least one point, got none"));
-                }
-                reports.push((model_of(&file), report));
-            }
-            if !reports.is_empty() {
-                let mut models = Comparison::of(measure, reports);
-                for model in &mut models.models {
-                    if let Some(name) = model.reports.iter().find_map(|r| r.name.clone()) {
-                        model.name = name;
-                    }
-                }
-                found.push(Experiment { name, plot: folder.join(plot), models });
-            }
+            found.extend(Self::retrieval(results, setting, name, measure, plot)?);
         }
+        found.extend(Self::babilong(results)?);
         if found.is_empty() {
-            return Err(Error::file(results, "expected reports of `armt eval` (*.json) in remember/ or rewrite/, found none"));
+            let message = "expected reports of `armt eval` (*.json) in remember/, rewrite/ or babilong/, found none";
+            return Err(Error::file(results, message));
         }
         Ok(found)
     }
+
+    fn retrieval(results: &Path, setting: Setting, name: &'static str, measure: Measure, plot: &str) -> Result<Option<Self>> {
+        let folder = results.join(name);
+        let mut reports = Vec::new();
+        for file in reports_in(&folder)? {
+            let report = Report::load(&file)?;
+            if report.task != setting {
+                return Err(Error::file(&file, format!("expected a report of {name}, got one of the other task")));
+            }
+            if report.points.is_empty() {
+                return Err(Error::file(&file, "expected a report with at least one point, got none"));
+            }
+            reports.push((model_of(&file), report));
+        }
+        if reports.is_empty() {
+            return Ok(None);
+        }
+        let mut models = Comparison::of(measure, reports);
+        for model in &mut models.models {
+            if let Some(name) = model.reports.iter().find_map(|r| r.name.clone()) {
+                model.name = name;
+            }
+        }
+        let plot = folder.join(plot);
+        let svg = models.plot(None).svg().map_err(|e| Error::file(&plot, e))?;
+        Ok(Some(Experiment { name, plots: vec![(plot, svg)], table: models.table() }))
+    }
+
+    /// A heat map of each model, `<model>.svg`, and their means over the length, `accuracy.svg`.
+    fn babilong(results: &Path) -> Result<Option<Self>> {
+        let folder = results.join("babilong");
+        let mut reports = Vec::new();
+        for file in reports_in(&folder)? {
+            reports.push((model_of(&file), babilong::Report::load(&file)?));
+        }
+        if reports.is_empty() {
+            return Ok(None);
+        }
+        let mut models =
+            Judged::all(babilong::compare::Measure::default(), reports.clone()).map_err(|e| Error::file(&folder, e))?;
+        let mut plots = Vec::new();
+        for model in &mut models {
+            let plot = folder.join(format!("{}.svg", model.name));
+            if let Some(name) = reports.iter().filter(|(file, _)| *file == model.name).find_map(|(_, r)| r.name.clone()) {
+                model.name = name;
+            }
+            let svg = model.heat_map().svg().map_err(|e| Error::file(&plot, e))?;
+            plots.push((plot, svg));
+        }
+        let plot = folder.join("accuracy.svg");
+        let svg = curves(&models).svg().map_err(|e| Error::file(&plot, e))?;
+        plots.push((plot, svg));
+        Ok(Some(Experiment { name: "babilong", plots, table: table(&models) }))
+    }
 }
 
-/// Draws the plot of each experiment of a folder of results again, and writes their tables into the README where one is named. Gives the
+/// Draws the plots of each experiment of a folder of results again, and writes their tables into the README where one is named. Gives the
 /// files that were written. Whatever [`Experiment::all`] or [`fill`] refuse is refused before anything is written.
 pub fn regenerate(results: &Path, readme: Option<&Path>) -> Result<Vec<PathBuf>> {
     let experiments = Experiment::all(results)?;
-    let mut files = Vec::new();
-    for Experiment { plot, models, .. } in &experiments {
-        files.push((plot.clone(), models.plot(None).svg().map_err(|e| Error::file(plot, e))?));
-    }
+    let mut files: Vec<(PathBuf, String)> = experiments.iter().flat_map(|e| e.plots.clone()).collect();
     if let Some(path) = readme {
         let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
         files.push((path.into(), fill(&text, &experiments).map_err(|e| Error::file(path, e))?));
@@ -267,13 +300,16 @@ pub fn fill(readme: &str, experiments: &[Experiment]) -> Result<String> {
         if text[from..to].contains("<!-- results:") {
             return Err(missing(END));
         }
-        text.replace_range(from..to, &format!("\n\n{}\n", experiment.models.table()));
+        text.replace_range(from..to, &format!("\n\n{}\n", experiment.table));
     }
     Ok(text)
 }
 
-/// A folder's JSON files, in the order of their models.
+/// A folder's JSON files, in the order of their models; none where there is no such folder.
 fn reports_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    if !folder.is_dir() {
+        return Ok(Vec::new());
+    }
     let io = |source| Error::Io { path: folder.into(), source };
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(io)? {

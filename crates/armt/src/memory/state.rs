@@ -1,6 +1,6 @@
 //! The memory as a value: it goes into a reading and comes out of it, and can be cloned, detached, saved and restored.
 
-use armt_engine::{DType, Device, Tensor};
+use armt_engine::{DType, Device, Tensor, ops};
 
 use super::LayerMemory;
 use crate::config::MemoryConfig;
@@ -35,6 +35,15 @@ impl Content {
             Content::Rmt(m) | Content::Prmt(m) => m.iter().collect(),
             Content::Window(w) => w.iter().flat_map(|(keys, mask)| [keys, mask]).collect(),
             Content::None => vec![],
+        }
+    }
+
+    /// The axis of the texts in each of them.
+    fn text_axes(&self) -> [usize; 2] {
+        match self {
+            Content::Rmt(_) => [0, 0],
+            Content::Window(_) => [1, 0],
+            Content::Associative { .. } | Content::Prmt(_) | Content::None => [1, 1],
         }
     }
 
@@ -93,12 +102,12 @@ impl MemoryState {
 
     /// The same memory on another device.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
-        self.try_map(|t| t.to_device(device))
+        self.try_map(|t, _| t.to_device(device))
     }
 
     /// The same values in buffers of their own.
     pub(crate) fn copied(&self) -> Result<Self> {
-        self.try_map(|t| {
+        self.try_map(|t, _| {
             let copy = Tensor::zeros(t.shape(), t.dtype(), t.device())?;
             copy.copy_from(t)?;
             Ok(copy)
@@ -111,8 +120,25 @@ impl MemoryState {
         Ok(pairs.into_iter().try_for_each(|(to, from)| to.copy_from(from))?)
     }
 
-    fn try_map(&self, f: impl Fn(&Tensor) -> armt_engine::Result<Tensor>) -> Result<Self> {
-        let changed = self.content.tensors().into_iter().map(f).collect::<armt_engine::Result<Vec<_>>>()?;
+    /// The memory of some of the texts, in the order of `rows`. A text that there is not is an error.
+    pub fn texts(&self, rows: &[usize]) -> Result<Self> {
+        if let Some(row) = rows.iter().find(|row| **row >= self.batch) {
+            return Err(Error::Argument(format!("expected texts 0 to {} of the memory, got {row}", self.batch.saturating_sub(1))));
+        }
+        if rows.iter().copied().eq(0..self.batch) {
+            return Ok(self.clone());
+        }
+        let some = self.try_map(|t, axis| {
+            let parts = rows.iter().map(|row| ops::narrow(t, axis, *row, 1)).collect::<armt_engine::Result<Vec<_>>>()?;
+            ops::concat(&parts.iter().collect::<Vec<_>>(), axis)
+        })?;
+        Ok(MemoryState { batch: rows.len(), ..some })
+    }
+
+    /// Each tensor changed by a function that is also given the axis of the texts in it.
+    fn try_map(&self, f: impl Fn(&Tensor, usize) -> armt_engine::Result<Tensor>) -> Result<Self> {
+        let tensors = self.content.tensors().into_iter().zip(self.content.text_axes());
+        let changed = tensors.map(|(t, axis)| f(t, axis)).collect::<armt_engine::Result<Vec<_>>>()?;
         let mut changed = changed.into_iter();
         // As many come as are asked for.
         let content = self.content.map(|old| changed.next().unwrap_or_else(|| old.clone()));

@@ -2,7 +2,8 @@
 //!
 //! The benchmark's: of the output in lower case, what comes before the first full stop and before `<context>` or `<example>`. Of the
 //! task's labels those that it contains, less those that the question contains, must be the target and nothing else; where the target is
-//! a list, its parts and nothing else. A label is contained wherever its letters are, so that "not" contains "no".
+//! a list, its parts and nothing else. A label is contained wherever its letters are: "not" contains "no", and qa7's "none", which
+//! contains "one", is never right. That is the benchmark's rule, and ours only so that numbers can be compared.
 
 use crate::tasks::babi::Task;
 
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn every_published_answer_matches_itself_by_both_rules() {
+    fn every_published_answer_matches_itself_by_both_rules_but_for_none() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/babi");
         for task in (1..=20).map(|n| Task::new(n).unwrap()) {
             let samples = samples(&folder, task, Split::Test).unwrap();
@@ -93,7 +94,8 @@ mod tests {
                 exact += usize::from(exact_match(&s.question.answer, &s.question.answer));
                 label += usize::from(label_match(task, &s.question.answer, &s.question.answer, &s.question.text));
             }
-            assert_eq!((exact, label), (samples.len(), samples.len()), "{task}");
+            let nones = samples.iter().filter(|s| task.number() == 7 && s.question.answer == "none").count();
+            assert_eq!((exact, label), (samples.len(), samples.len() - nones), "{task}");
         }
     }
 }

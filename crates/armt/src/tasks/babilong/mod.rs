@@ -22,6 +22,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use serde::{Deserialize, Serialize};
+
 pub use self::books::Books;
 pub use self::context::{Context, Piece};
 pub use self::lessons::BabilongLessons;
@@ -37,6 +39,8 @@ use crate::text::{END_OF_TEXT, Tokenizer};
 
 /// GEN is the first token of this.
 const GEN: &str = "GEN";
+/// Tells the generator of an order from others of the same sample.
+const SHUFFLED: u64 = 0x6f72_6465_72;
 /// How often another story is tried where one has too many facts for a length.
 const ATTEMPTS: u64 = 1000;
 /// Different sentences of stories that are remembered as tokens; qa1 to qa5 have fewer than 2,000.
@@ -75,6 +79,19 @@ impl fmt::Display for Length {
             n => write!(f, "{n}"),
         }
     }
+}
+
+/// How the facts of a story are told; other than as they are only to see what a model's answers rest on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Facts {
+    /// All of them, in their order.
+    #[default]
+    Told,
+    /// All of them, in another order.
+    Shuffled,
+    /// None: background stands in their place.
+    LeftOut,
 }
 
 /// Makes samples of stories and books.
@@ -160,13 +177,23 @@ impl Babilong {
     /// Sample `number` of a seed and length: the story of that number, or another where its facts take more than the length. Where no
     /// story fits in 1,000 attempts, that is an error.
     pub fn draw(&self, stories: &Stories, length: Length, number: u64) -> Result<Sample> {
+        self.draw_as(stories, length, number, Facts::Told)
+    }
+
+    /// The same sample, from the same place of the same book, with its facts told in another way.
+    pub fn draw_as(&self, stories: &Stories, length: Length, number: u64, how: Facts) -> Result<Sample> {
         let random = Random::of(&[stories.seed(), stories.task().number() as u64, length.0 as u64, number]);
         for attempt in 0..ATTEMPTS {
             let story = stories.get(number, attempt)?;
             // A fact has more than one token: what is far too long need not be tokenised to be known.
             if length.holds(story.facts.len()) {
-                let facts = self.facts(&story)?;
+                let mut facts = self.facts(&story)?;
                 if length.holds(told(&facts)) {
+                    match how {
+                        Facts::Told => {}
+                        Facts::LeftOut => facts.clear(),
+                        Facts::Shuffled => shuffle(&mut facts, Random::of(&[stories.seed(), number, SHUFFLED])),
+                    }
                     return self.hide(story, facts, length, random);
                 }
             }
@@ -203,6 +230,13 @@ impl Babilong {
         let mut gaps: Vec<usize> = facts.iter().map(|_| random.below(sentences + 1)).collect();
         gaps.sort_unstable();
         Ok(Sample { story, prompt, facts, gaps, background, reading })
+    }
+}
+
+/// Puts things into another order, any like any other.
+pub(super) fn shuffle<T>(things: &mut [T], mut random: Random) {
+    for i in (1..things.len()).rev() {
+        things.swap(i, random.below(i + 1));
     }
 }
 

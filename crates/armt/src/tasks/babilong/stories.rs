@@ -20,10 +20,7 @@ impl Stories {
     /// file and the line.
     pub fn published(folder: &Path, task: Task, split: Split, seed: u64) -> Result<Self> {
         let mut samples = file::samples(folder, task, split)?;
-        let mut random = Random::of(&[seed, task.number() as u64]);
-        for i in (1..samples.len()).rev() {
-            samples.swap(i, random.below(i + 1));
-        }
+        super::shuffle(&mut samples, Random::of(&[seed, task.number() as u64]));
         Ok(Stories { task, seed, published: Some(samples) })
     }
 

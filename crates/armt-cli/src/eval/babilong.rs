@@ -1,0 +1,258 @@
+//! BABILong: how well a model answers about facts in a long text, by task and length.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, bail};
+use armt::Model;
+use armt::eval::babilong::{Answered, Cell, Judge, Report, Settings, count, csv};
+use armt::tasks::babi::Task;
+use armt::tasks::babi::file::Split;
+use armt::tasks::babilong::{Facts, Length, Stories};
+use armt::text::Tokenizer;
+use clap::Args;
+
+use super::{EvalArgs, first_given};
+use crate::data::{find_tokenizer, open_samples, open_stories};
+use crate::progress::Meter;
+use crate::train::stop_on_signals;
+
+/// Samples of each task and length, and at a time, if nothing is said.
+const SAMPLES: usize = 100;
+const BATCH: usize = 16;
+/// Lengths at which the first sample is drawn beforehand, to see whether any story's facts fit; longer ones hold them all.
+const CROWDED: usize = 10_000;
+
+#[derive(Args)]
+#[command(next_help_heading = "Options of babilong")]
+pub struct BabilongArgs {
+    /// Tasks of bAbI, qa1 to qa20, up to qa5 with --simulated; qa1 to qa5 if not given.
+    #[arg(long, value_name = "QA,..", value_delimiter = ',')]
+    questions: Option<Vec<Task>>,
+    /// Tokens of a context, as 0k, 16k, 1M or a whole number; 0k,1k,2k,4k if not given.
+    #[arg(long, value_name = "LENGTH,..", value_delimiter = ',')]
+    lengths: Option<Vec<Length>>,
+    /// Count also what is right by the benchmark's rule: the right label and no other in the first sentence of the answer.
+    #[arg(long)]
+    label_match: bool,
+    /// New stories by the rules of the published ones instead of these.
+    #[arg(long)]
+    simulated: bool,
+    /// Put background in the place of the facts: a model that still answers has not read them.
+    #[arg(long, conflicts_with = "shuffled")]
+    without_facts: bool,
+    /// Tell the facts in another order.
+    #[arg(long)]
+    shuffled: bool,
+    /// Folder of books as .txt files, in place of the project's.
+    #[arg(long, value_name = "DIR")]
+    books: Option<PathBuf>,
+    /// Folder of bAbI files, in place of the project's.
+    #[arg(long, value_name = "DIR", conflicts_with = "simulated")]
+    babi: Option<PathBuf>,
+    /// Folder of the tokenizer, if it is not in the model's.
+    #[arg(long, value_name = "DIR")]
+    bpe: Option<PathBuf>,
+    /// Folder to write every answer into, a CSV file for each task and length as the benchmark's scripts read them.
+    #[arg(long, value_name = "DIR")]
+    csv: Option<PathBuf>,
+}
+
+pub fn run(args: &EvalArgs) -> Result<ExitCode> {
+    let own = &args.babilong;
+    let stories =
+        own.tasks().into_iter().map(|task| open_stories(task, args.seed, own.simulated, Split::Test, own.babi.as_deref()));
+    let stories = stories.collect::<Result<Vec<_>>>()?;
+    let lengths = own.lengths();
+    let (tokenizer, missing) = own.tokenizer(&args.model)?;
+    let babilong = open_samples(tokenizer, Split::Test, own.books.as_deref())?;
+    for stories in &stories {
+        for length in lengths.iter().filter(|l| l.0 < CROWDED) {
+            babilong.draw(stories, *length, 0)?;
+        }
+    }
+    let model = args.device.open_weights(&args.model)?;
+    babilong.tokenizer().expect_fits(&model, &missing)?;
+    let settings = own.settings(args, &model)?;
+    let found = match &args.out {
+        Some(out) => Report::resume(out, &settings)?,
+        None => None,
+    };
+    let mut report = found.unwrap_or_else(|| Report::new(None, settings));
+    report.name = args.name.clone().or(report.name);
+    if let Some(folder) = &own.csv {
+        std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    }
+    let mut run = Run { args, report, stop: &*stop_on_signals()?, shown: 0, judged: 0 };
+    let mut judge = Judge::new(&model, &babilong, run.report.settings.batch)?;
+    for stories in &stories {
+        for length in &lengths {
+            match run.cell(&mut judge, stories, *length) {
+                Err(error) if matches!(error.downcast_ref(), Some(armt::Error::Interrupted)) => return run.stopped(),
+                other => other?,
+            }
+        }
+    }
+    if run.judged == 0
+        && let Some(out) = &args.out
+    {
+        crate::say(format_args!("nothing left to judge: all of it is in {}", out.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl BabilongArgs {
+    /// The first option that was given.
+    pub fn given(&self) -> Option<&'static str> {
+        first_given(&[
+            ("--questions", self.questions.is_some()),
+            ("--lengths", self.lengths.is_some()),
+            ("--label-match", self.label_match),
+            ("--simulated", self.simulated),
+            ("--without-facts", self.without_facts),
+            ("--shuffled", self.shuffled),
+            ("--books", self.books.is_some()),
+            ("--babi", self.babi.is_some()),
+            ("--bpe", self.bpe.is_some()),
+            ("--csv", self.csv.is_some()),
+        ])
+    }
+
+    fn tasks(&self) -> Vec<Task> {
+        once_each(self.questions.clone().unwrap_or_else(|| (1..=5).filter_map(|n| Task::new(n).ok()).collect()))
+    }
+
+    fn lengths(&self) -> Vec<Length> {
+        once_each(self.lengths.clone().unwrap_or_else(|| [0, 1000, 2000, 4000].map(Length).to_vec()))
+    }
+
+    /// The tokenizer, numbered by the model's small vocabulary where it has one; and the folder that is to blame if it does not fit.
+    fn tokenizer(&self, model: &std::path::Path) -> Result<(Tokenizer, PathBuf)> {
+        let Some(folder) = &self.bpe else {
+            return match Tokenizer::find(model)? {
+                Some(tokenizer) => Ok((tokenizer, model.into())),
+                None => bail!(
+                    "{}: this model has no tokenizer (tokenizer.json, or encoder.json and vocab.bpe); --bpe DIR names a folder with one",
+                    model.display()
+                ),
+            };
+        };
+        let tokenizer = find_tokenizer(folder)?;
+        let blamed = if tokenizer.is_small() || !model.join("vocabulary.json").is_file() { folder.clone() } else { model.into() };
+        let tokenizer = if tokenizer.is_small() { tokenizer } else { tokenizer.with_vocabulary_of(model)? };
+        Ok((tokenizer, blamed))
+    }
+
+    fn settings(&self, args: &EvalArgs, model: &Model) -> Result<Settings> {
+        let text = |path: &Option<PathBuf>| path.as_ref().map(|p| p.display().to_string());
+        Ok(Settings {
+            model: args.model.display().to_string(),
+            fingerprint: model.fingerprint()?,
+            samples: args.samples.unwrap_or(SAMPLES),
+            seed: args.seed,
+            batch: args.batch.unwrap_or(BATCH),
+            dtype: model.dtype().to_string(),
+            device: model.device().to_string(),
+            label_match: self.label_match,
+            simulated: self.simulated,
+            facts: match (self.without_facts, self.shuffled) {
+                (true, _) => Facts::LeftOut,
+                (_, true) => Facts::Shuffled,
+                _ => Facts::Told,
+            },
+            books: text(&self.books),
+            babi: text(&self.babi),
+            bpe: text(&self.bpe),
+        })
+    }
+}
+
+/// The command under way.
+struct Run<'a> {
+    args: &'a EvalArgs,
+    report: Report,
+    stop: &'a AtomicBool,
+    /// Cells that were printed, and those of them that were judged now.
+    shown: usize,
+    judged: usize,
+}
+
+impl Run<'_> {
+    /// Judges a cell that is not in the report yet, or whose answers are to be written and are not, and keeps it.
+    fn cell(&mut self, judge: &mut Judge<'_>, stories: &Stories, length: Length) -> Result<()> {
+        let task = stories.task();
+        let answers = self.args.babilong.csv.as_deref().filter(|folder| !csv::file(folder, task, length).exists());
+        let known = self.report.cell(task, length).filter(|_| answers.is_none()).cloned();
+        let cell = match known {
+            Some(cell) => cell,
+            None => {
+                let answered = self.judge(judge, stories, length)?;
+                if let Some(folder) = &self.args.babilong.csv {
+                    csv::write(folder, task, length, &answered)?;
+                }
+                let cell = count(stories, length, &answered, self.report.settings.label_match);
+                self.report.put(cell.clone());
+                self.judged += 1;
+                self.args.out.as_deref().map_or(Ok(()), |out| self.report.save(out))?;
+                cell
+            }
+        };
+        self.shown += 1;
+        show(&cell, self.shown == 1)
+    }
+
+    fn judge(&self, judge: &mut Judge<'_>, stories: &Stories, length: Length) -> Result<Vec<Answered>> {
+        let Settings { samples, facts, .. } = self.report.settings;
+        // What the facts of 0k take is not known beforehand and hardly counts.
+        let total = (length.0 * samples) as u64;
+        let mut meter = Meter::new((total > 0).then_some(total), 0);
+        let answered = judge.cell(stories, length, facts, samples, &mut |progress| {
+            meter.label(format!("{} {length}, {} of {samples} answered: ", stories.task(), progress.samples));
+            meter.show(progress.tokens, progress.tokens);
+            if self.stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        meter.finish();
+        Ok(answered?)
+    }
+
+    /// Says what was kept and how to go on.
+    fn stopped(&self) -> Result<ExitCode> {
+        match &self.args.out {
+            Some(out) if !self.report.cells.is_empty() => {
+                let cells = self.report.cells.len();
+                let s = if cells == 1 { "" } else { "s" };
+                crate::say(format_args!(
+                    "stopped: {} has {cells} cell{s}; the same command goes on with the others",
+                    out.display()
+                ))?;
+            }
+            _ => crate::say(format_args!("stopped; nothing was kept"))?,
+        }
+        Ok(ExitCode::from(130))
+    }
+}
+
+/// Without those that came before.
+fn once_each<T: PartialEq>(things: Vec<T>) -> Vec<T> {
+    let mut once = Vec::new();
+    for thing in things {
+        if !once.contains(&thing) {
+            once.push(thing);
+        }
+    }
+    once
+}
+
+/// A line of the table, after its head if it is the first.
+fn show(cell: &Cell, first: bool) -> Result<()> {
+    let label = |text: String| cell.label_match.map_or(String::new(), |_| format!(" {text:>12}"));
+    if first {
+        let head = label("label match".into());
+        crate::say(format_args!("{:<6} {:>8} {:>8} {:>12}{head}", "task", "length", "samples", "exact match"))?;
+    }
+    let Cell { task, length, samples, exact_match, label_match } = cell;
+    let share = label(format!("{:.4}", label_match.unwrap_or_default()));
+    crate::say(format_args!("{:<6} {:>8} {samples:>8} {exact_match:>12.4}{share}", task.to_string(), length.to_string()))
+}

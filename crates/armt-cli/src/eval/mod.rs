@@ -1,0 +1,109 @@
+//! `armt eval`: how well a model answers, about pairs that it has read or about facts in a long text.
+
+mod babilong;
+mod retrieval;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+
+use crate::device::{DeviceArgs, expect_model};
+
+const EXAMPLE: &str = "\
+Examples:
+  armt eval runs/armt --task remember --pairs 1,10,50,100,200,500 --out armt.json
+  armt eval runs/armt --task rewrite --samples 10000 --device cuda --dtype f32
+  armt report armt.json rmt.json --out capacity.svg --metric stored
+  armt eval runs/babilong --task babilong --questions qa1,qa2 --lengths 0k,4k,128k,1M --samples 100 --out armt.json
+  armt eval runs/babilong --task babilong --lengths 16k --label-match --csv answers --out labels.json
+  armt eval runs/babilong --task babilong --lengths 16k --without-facts --out chance.json
+
+remember and rewrite: a text is N pairs of a key and a value, one a segment, and then a key: the answer is right if the whole value is.
+Stored pairs are those that a memory would need to answer as often if it guessed all others.
+
+babilong: the facts of a bAbI story among sentences of books, as `armt data babilong` writes them, and a question. The answer is right if
+it is the right word to the letter: greedy, at most 10 tokens, cut at <|endoftext|>. Samples are tokenised by the model's own tokenizer.
+
+The report is written anew after each line. Ctrl-C keeps the lines so far; with babilong the same command goes on with the others.";
+
+#[derive(Args)]
+#[command(after_help = EXAMPLE)]
+pub struct EvalArgs {
+    /// Model folder of a model that was trained on the task.
+    model: PathBuf,
+    /// Keys that are all different, keys that come again with new values, or facts in a long text.
+    #[arg(long, value_enum)]
+    task: Task,
+    /// Texts for each number of pairs, or each task and length; 1000 if not given, 100 with babilong.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    samples: Option<usize>,
+    /// Texts at a time; 64 if not given, 16 with babilong.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    batch: Option<usize>,
+    /// Equal seeds give equal texts.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    seed: u64,
+    /// What tables and plots shall call the model.
+    #[arg(long)]
+    name: Option<String>,
+    /// File to write the report to, in JSON.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    retrieval: retrieval::RetrievalArgs,
+    #[command(flatten)]
+    babilong: babilong::BabilongArgs,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Task {
+    Remember,
+    Rewrite,
+    Babilong,
+}
+
+pub fn run(args: &EvalArgs) -> Result<ExitCode> {
+    let (task, given) = match args.task {
+        Task::Babilong => ("babilong", args.retrieval.given()),
+        Task::Remember => ("remember", args.babilong.given()),
+        Task::Rewrite => ("rewrite", args.babilong.given()),
+    };
+    if let Some(name) = given {
+        bail!("{name}: --task {task} has no such setting");
+    }
+    expect_model(&args.model)?;
+    if let Some(out) = &args.out {
+        expect_place(out)?;
+    }
+    if args.task == Task::Babilong { babilong::run(args) } else { retrieval::run(args) }
+}
+
+/// The first of some options that was given.
+fn first_given(options: &[(&'static str, bool)]) -> Option<&'static str> {
+    options.iter().find(|(_, given)| *given).map(|(name, _)| *name)
+}
+
+/// A number of at least 1.
+fn positive(text: &str) -> Result<usize, String> {
+    text.trim().parse().ok().filter(|n| *n > 0).ok_or_else(|| "expected a whole number of at least 1".into())
+}
+
+/// A time above 0.
+fn time(text: &str) -> Result<f64, String> {
+    text.trim().parse().ok().filter(|t: &f64| t.is_finite() && *t > 0.0).ok_or_else(|| "expected a number above 0".into())
+}
+
+/// Refuses a file that could not be written before anything slow is done.
+pub fn expect_place(out: &std::path::Path) -> Result<()> {
+    if out.is_dir() {
+        bail!("{}: expected the name of a file to write, got a folder", out.display());
+    }
+    match out.parent().filter(|p| !p.as_os_str().is_empty() && !p.is_dir()) {
+        Some(folder) => bail!("{}: the folder {} does not exist", out.display(), folder.display()),
+        None => Ok(()),
+    }
+}
