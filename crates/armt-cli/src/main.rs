@@ -40,7 +40,7 @@ enum Command {
     /// Give a Hugging Face model a memory.
     Convert(convert::ConvertArgs),
     /// Judge a model: on key-value pairs that it has read, or on facts in texts of any length.
-    Eval(eval::EvalArgs),
+    Eval(Box<eval::EvalArgs>),
     /// Write samples of a task as text.
     Data(data::DataArgs),
     /// Draw the curves of `armt eval`, and fill a README's tables.

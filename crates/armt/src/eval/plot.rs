@@ -268,14 +268,17 @@ impl Plot {
     }
 
     fn draw_frame(&self, d: &mut Drawing, x: &Axis, y: &Axis) {
+        let named = !self.x_ticks.is_empty();
+        let ticks = if named { self.x_ticks.clone() } else { x.ticks.iter().map(|t| (*t, number(*t))).collect() };
         let mut free = f64::NEG_INFINITY;
-        for (tick, name) in x.ticks.iter().map(|t| (*t, number(*t))).filter(|_| self.x_ticks.is_empty()).chain(self.x_ticks.clone())
-        {
-            let at = x.place(tick);
+        for (tick, name) in ticks.iter().filter(|(tick, _)| (x.from..=x.to).contains(tick) || !named) {
+            let at = x.place(*tick);
             d.line((at, TOP), (at, BOTTOM), "#e6e6e6");
-            if at > free || self.x_ticks.is_empty() {
-                d.text(at, BOTTOM + 18.0, "middle", "", &name);
-                free = at + 8.0 * name.len() as f64 + 6.0;
+            // About half the width of the letters.
+            let half = 3.7 * name.chars().count() as f64;
+            if !named || at - half > free {
+                d.text(at, BOTTOM + 18.0, "middle", "", name);
+                free = at + half + 4.0;
             }
         }
         for tick in &y.ticks {
@@ -384,6 +387,15 @@ mod tests {
         assert_eq!(ticks(Axis::log(1.0, 200.0, pixels)), "1 2 5 10 20 50 100 200");
         assert_eq!(ticks(Axis::log(1.0, 1e6, pixels)), "1 10 100 1000 10k 100k 1M");
         assert_eq!(Axis::log(1.0, 100.0, (10.0, 30.0)).place(10.0), 20.0);
+    }
+
+    #[test]
+    fn named_ticks_stand_in_the_place_of_numbers_where_there_is_room() {
+        let x_ticks =
+            [(1.0, "one"), (1.01, "close by"), (50.0, "fifty"), (900.0, "outside")].map(|(x, name)| (x, name.to_string())).to_vec();
+        let svg = Plot { x_ticks, ..plot() }.svg().unwrap();
+        assert!(svg.contains(">one<") && svg.contains(">fifty<") && !svg.contains(">20<"));
+        assert!(!svg.contains(">close by<") && !svg.contains(">outside<"));
     }
 
     #[test]

@@ -128,8 +128,8 @@ impl Report {
         let report = Self::load(path)?;
         let value = |settings| serde_json::to_value(settings).map_err(|e| Error::file(path, e));
         let (old, new) = (value(&report.settings)?, value(settings)?);
-        let keys = new.as_object().into_iter().flat_map(|o| o.keys());
-        for key in keys.filter(|key| old[*key] != new[*key]) {
+        let mut keys = new.as_object().into_iter().flat_map(|o| o.keys());
+        if let Some(key) = keys.find(|key| old[*key] != new[*key]) {
             return Err(Error::file(
                 path,
                 format!(

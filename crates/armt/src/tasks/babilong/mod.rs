@@ -40,7 +40,7 @@ use crate::text::{END_OF_TEXT, Tokenizer};
 /// GEN is the first token of this.
 const GEN: &str = "GEN";
 /// Tells the generator of an order from others of the same sample.
-const SHUFFLED: u64 = 0x6f72_6465_72;
+const SHUFFLED: u64 = 0x006f_7264_6572;
 /// How often another story is tried where one has too many facts for a length.
 const ATTEMPTS: u64 = 1000;
 /// Different sentences of stories that are remembered as tokens; qa1 to qa5 have fewer than 2,000.
