@@ -137,6 +137,24 @@ fn an_interrupted_command_keeps_its_cells_and_goes_on_to_the_same_file() {
 }
 
 #[test]
+fn a_model_with_a_small_vocabulary_is_converted_reads_answers_and_is_judged() {
+    let place = Place::new();
+    // As many numbers as the model has: of 269 tokens 260 are kept, <|endoftext|> as 259, and the others share 9.
+    let kept: Vec<String> = (0..259).chain([268]).map(|t| t.to_string()).collect();
+    let vocabulary = format!(r#"{{"tokens": 269, "kept": [{}], "hashed": 9}}"#, kept.join(", "));
+    std::fs::write(place.path("gpt2/vocabulary.json"), &vocabulary).unwrap();
+    place.good("convert gpt2 small --memory associative --tokens 2 --d-mem 4 --segment 16");
+    assert_eq!(read(&place.path("small/vocabulary.json")).replace(' ', "").trim(), vocabulary.replace(' ', ""));
+    place.good("read small books/book.txt --memory book.mem --device cpu");
+    place.good("ask small --memory book.mem the --device cpu");
+    let judged = "--task babilong --books books --questions qa1 --lengths 0k,300 --samples 2 --device cpu";
+    place.good(&format!("eval small {judged} --csv small.csv"));
+    place.good(&format!("eval model {judged} --csv large.csv"));
+    let answers = |folder: &str| read(&place.path(folder).join("qa1_300_instruction_no_examples_no_post_prompt_no.csv"));
+    assert_ne!(answers("small.csv"), answers("large.csv"), "the tokens were other ones");
+}
+
+#[test]
 fn results_are_drawn_by_what_they_hold_and_a_readme_gets_their_table() {
     let place = Place::new();
     std::fs::create_dir_all(place.path("results/babilong")).unwrap();

@@ -43,7 +43,7 @@ pub struct BabilongArgs {
     /// Put background in the place of the facts: a model that still answers has not read them.
     #[arg(long, conflicts_with = "shuffled")]
     without_facts: bool,
-    /// Tell the facts in another order.
+    /// Tell the facts in an order that is drawn.
     #[arg(long)]
     shuffled: bool,
     /// Folder of books as .txt files, in place of the project's.

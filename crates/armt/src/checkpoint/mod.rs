@@ -1,4 +1,5 @@
-//! Model folders: `config.json`, `model.safetensors` (or shards with an index), `tokenizer.json`.
+//! Model folders: `config.json`, `model.safetensors` (or shards with an index), `tokenizer.json`, and `vocabulary.json` where the model has
+//! a small one.
 //!
 //! Names in files are the authors': `memory_cell.model.transformer.h.0.layer.attn.c_attn.weight`. Loading also takes a plain backbone's
 //! names, as Hugging Face writes them.

@@ -10,7 +10,7 @@ use crate::segment::Batch;
 use crate::text::Tokenizer;
 
 /// Answers a question from a memory: the question is the text that the model goes on with, and the memory is only read. `each` hears the
-/// answer as it comes and may end it. It also ends at the model's end token and before any of the texts in `stop`.
+/// answer as it comes and may end it. It also ends at the end token of the model or the tokenizer, and before any of the texts in `stop`.
 ///
 /// Gives the answer. A question without a token is an error.
 pub fn answer(
@@ -27,7 +27,7 @@ pub fn answer(
         return Err(Error::Argument("expected a question, got nothing".into()));
     }
     let mut options = options.clone();
-    options.stop.extend(crate::text::end_tokens(&model.config().backbone));
+    options.stop.extend(crate::text::end_tokens(&model.config().backbone).into_iter().chain(tokenizer.end_of_text()));
     let mut speech = tokenizer.speech();
     let mut answer = Answer { text: String::new(), said: 0, stop };
     let mut failure = None;

@@ -88,7 +88,7 @@ pub enum Facts {
     /// All of them, in their order.
     #[default]
     Told,
-    /// All of them, in another order.
+    /// All of them, in an order that is drawn.
     Shuffled,
     /// None: background stands in their place.
     LeftOut,
