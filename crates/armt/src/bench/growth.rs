@@ -121,10 +121,8 @@ impl<'f> Growth<'f> {
             x_label: self.size.label().into(),
             y_label: if cost == Cost::Rate { "tokens/s" } else { "peak memory (GiB)" }.into(),
             x_scale: Scale::Log,
-            y_range: None,
             series: self.schedules().into_iter().map(line).collect(),
-            reference: None,
-            guides: Vec::new(),
+            ..Plot::default()
         }
     }
 

@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use super::recipe::{Recipe, Stage, TaskKind};
 use crate::error::{Error, Result};
-use crate::tasks::babilong::{Babilong, BabilongLessons, Books, Data, find_data};
+use crate::tasks::babilong::{Babilong, BabilongLessons, Books, Data, find_data, vocabulary};
 use crate::tasks::lessons::{Lessons, RetrievalLessons};
 use crate::tasks::retrieval;
 use crate::text::Tokenizer;
+
+/// One number of a small vocabulary in so many is for the tokens that it does not keep.
+const HASHED: usize = 32;
 
 /// Nothing, where texts are made of symbols; or books with a tokenizer.
 pub enum Material {
@@ -25,9 +28,16 @@ impl Material {
             return Ok(Material::Symbols);
         }
         let bpe = find_data(Data::Bpe, task.bpe.as_deref())?;
-        let tokenizer =
-            Tokenizer::find(&bpe)?.ok_or_else(|| Error::file(&bpe, "expected a tokenizer in this folder, found none"))?;
-        let books = Books::open(&find_data(Data::TrainBooks, task.books.as_deref())?, Arc::new(tokenizer))?;
+        let tokenizer = || -> Result<Tokenizer> {
+            Tokenizer::find(&bpe)?.ok_or_else(|| Error::file(&bpe, "expected a tokenizer in this folder, found none"))
+        };
+        let folder = find_data(Data::TrainBooks, task.books.as_deref())?;
+        let mut books = Books::open(&folder, Arc::new(tokenizer()?))?;
+        if let Some(size) = task.vocabulary {
+            let stories = find_data(Data::Babi, None)?;
+            let small = vocabulary(&books, &stories, &[recipe.question()?], size, size.div_ceil(HASHED))?;
+            books = Books::open(&folder, Arc::new(tokenizer()?.with_vocabulary(small)?))?;
+        }
         Ok(Material::Books(Arc::new(Babilong::new(Arc::new(books))?)))
     }
 

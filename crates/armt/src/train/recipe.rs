@@ -74,6 +74,9 @@ pub struct TaskRecipe {
     /// BABILong: folder of a tokenizer; GPT-2's if not given.
     #[serde(default)]
     pub bpe: Option<PathBuf>,
+    /// BABILong: tokens of the model, the frequent ones of the books and all of the stories; as many as the tokenizer has if not given.
+    #[serde(default)]
+    pub vocabulary: Option<usize>,
 }
 
 /// The paper's small GPT-NeoX unless changed: 4 layers, width 128, 4 heads, feed-forward 128, weights of spread 0.02.
