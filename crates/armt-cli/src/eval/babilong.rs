@@ -205,12 +205,12 @@ impl Run<'_> {
 
     fn judge(&self, judge: &mut Judge<'_>, stories: &Stories, length: Length) -> Result<Vec<Answered>> {
         let Settings { samples, facts, .. } = self.report.settings;
-        // What the facts of 0k take is not known beforehand and hardly counts.
-        let total = (length.0 as u64).saturating_mul(samples as u64);
-        let mut meter = Meter::new((total > 0).then_some(total), 0);
+        // What the facts of 0k take is not known beforehand: there, samples are counted.
+        let tokens = (length.0 as u64).saturating_mul(samples as u64);
+        let mut meter = Meter::new(Some(if tokens > 0 { tokens } else { samples as u64 }), 0);
         let answered = judge.cell(stories, length, facts, samples, &mut |progress| {
             meter.label(format!("{} {length}, {} of {samples} answered: ", stories.task(), progress.samples));
-            meter.show(progress.tokens, progress.tokens);
+            meter.show(progress.tokens, if tokens > 0 { progress.tokens } else { progress.samples as u64 });
             if self.stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         meter.finish();
