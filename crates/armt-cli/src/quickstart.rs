@@ -118,8 +118,8 @@ mod tests {
         for changes in [&[][..], &WITHOUT.map(String::from)] {
             let recipe = Recipe::parse(RECIPE, changes).unwrap_or_else(|e| panic!("{e}"));
             let last = recipe.stages[recipe.stages.len() - 1].get_ref();
-            assert_eq!(last.pairs, TRAINED);
-            assert!(recipe.task(last).check(FARTHEST).is_ok());
+            assert_eq!(last.pairs, Some(TRAINED));
+            assert!(recipe.retrieval(last).unwrap().0.check(FARTHEST).is_ok());
         }
     }
 }
