@@ -3,61 +3,26 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-#[path = "../../armt/tests/support/tiny_gpt2.rs"]
-mod tiny_gpt2;
+mod support;
+use support::Place;
 
-/// A folder with a tiny model and a book; commands run in it.
-struct Place(tempfile::TempDir);
-
-impl Place {
-    fn new() -> Self {
-        let place = Place(tempfile::tempdir().unwrap());
-        tiny_gpt2::write(&place.path("gpt2"));
-        std::fs::create_dir(place.path("books")).unwrap();
-        let book: String = (0..300).map(|i| format!("In the {i} of all the numbers he found the same as before. ")).collect();
-        std::fs::write(place.path("books/book.txt"), book).unwrap();
-        place.good("convert gpt2 model --memory associative --tokens 2 --d-mem 4 --segment 16");
-        place
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn command(&self, line: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_armt"));
-        command.current_dir(self.0.path()).args(line.split(' ').filter(|w| !w.is_empty()));
-        command
-    }
-
-    fn good(&self, line: &str) -> String {
-        let out = self.command(line).output().unwrap();
-        assert!(out.status.success(), "{line}: {}", text(&out.stderr));
-        text(&out.stdout)
-    }
-
-    fn bad(&self, line: &str) -> String {
-        let out: Output = self.command(line).output().unwrap();
-        assert!(!out.status.success(), "{line} went well");
-        let said = text(&out.stderr);
-        let errors: Vec<&str> = said.lines().filter(|l| l.starts_with("error: ")).collect();
-        assert_eq!(errors.len(), 1, "{line}: {said}");
-        errors[0].to_string()
-    }
-
-    /// The command with what all tests say.
-    fn eval(&self, more: &str) -> String {
-        format!("eval model --task babilong --books books --device cpu {more}")
-    }
+/// A folder with a tiny model and a book.
+fn place() -> Place {
+    let place = Place::new().with_model();
+    std::fs::create_dir(place.path("books")).unwrap();
+    let book: String = (0..300).map(|i| format!("In the {i} of all the numbers he found the same as before. ")).collect();
+    std::fs::write(place.path("books/book.txt"), book).unwrap();
+    place
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+/// The command with what all tests say.
+fn eval(more: &str) -> String {
+    format!("eval model --task babilong --books books --device cpu {more}")
 }
 
 fn read(path: &Path) -> String {
@@ -66,9 +31,9 @@ fn read(path: &Path) -> String {
 
 #[test]
 fn a_model_is_judged_cell_by_cell_and_every_answer_can_be_kept() {
-    let place = Place::new();
-    let said = place
-        .good(&place.eval("--questions qa1,qa20 --lengths 0k,300 --samples 3 --batch 2 --label-match --csv answers --out a.json"));
+    let place = place();
+    let said =
+        place.good(&eval("--questions qa1,qa20 --lengths 0k,300 --samples 3 --batch 2 --label-match --csv answers --out a.json"));
     let words: Vec<Vec<&str>> = said.lines().map(|l| l.split_whitespace().collect()).collect();
     assert_eq!(words[0], ["task", "length", "samples", "exact", "match", "label", "match"]);
     let heads: Vec<(&str, &str, &str)> = words[1..].iter().map(|w| (w[0], w[1], w[2])).collect();
@@ -84,23 +49,23 @@ fn a_model_is_judged_cell_by_cell_and_every_answer_can_be_kept() {
     assert!(answers.starts_with("target,output,question\n") && answers.matches("?\n").count() == 3, "{answers}");
     assert_eq!(std::fs::read_dir(place.path("answers")).unwrap().count(), 4);
     // The same again is read from the file, and an answer that is missing is made again.
-    let again = place.eval("--questions qa1,qa20 --lengths 0k,300 --samples 3 --batch 2 --label-match --csv answers --out a.json");
+    let again = eval("--questions qa1,qa20 --lengths 0k,300 --samples 3 --batch 2 --label-match --csv answers --out a.json");
     assert_eq!(place.good(&again), format!("{said}nothing left to judge: all of it is in a.json\n"));
     std::fs::remove_file(place.path("answers/qa1_300_instruction_no_examples_no_post_prompt_no.csv")).unwrap();
     assert_eq!(place.good(&again), said);
     assert_eq!(read(&place.path("answers/qa1_300_instruction_no_examples_no_post_prompt_no.csv")), answers);
     for option in ["--without-facts", "--shuffled", "--simulated"] {
-        place.good(&place.eval(&format!("--questions qa1 --lengths 0k,300 --samples 2 {option}")));
+        place.good(&eval(&format!("--questions qa1 --lengths 0k,300 --samples 2 {option}")));
     }
 }
 
 #[test]
 fn a_report_goes_on_with_missing_cells_to_the_same_file() {
-    let place = Place::new();
-    place.good(&place.eval("--questions qa1,qa2 --lengths 0k,400 --samples 2 --out whole.json"));
-    place.good(&place.eval("--questions qa2 --lengths 400 --samples 2 --out parts.json"));
-    place.good(&place.eval("--questions qa1 --lengths 400,0k --samples 2 --out parts.json"));
-    place.good(&place.eval("--questions qa1,qa2 --lengths 0k,400 --samples 2 --out parts.json"));
+    let place = place();
+    place.good(&eval("--questions qa1,qa2 --lengths 0k,400 --samples 2 --out whole.json"));
+    place.good(&eval("--questions qa2 --lengths 400 --samples 2 --out parts.json"));
+    place.good(&eval("--questions qa1 --lengths 400,0k --samples 2 --out parts.json"));
+    place.good(&eval("--questions qa1,qa2 --lengths 0k,400 --samples 2 --out parts.json"));
     assert_eq!(read(&place.path("whole.json")), read(&place.path("parts.json")));
     let before = read(&place.path("whole.json"));
     for (more, part) in [
@@ -109,7 +74,7 @@ fn a_report_goes_on_with_missing_cells_to_the_same_file() {
         ("--samples 2 --batch 1", "(batch 16, now 1)"),
         ("--samples 2 --shuffled", "(facts \"told\", now \"shuffled\")"),
     ] {
-        let said = place.bad(&place.eval(&format!("--questions qa1 --lengths 0k,400 {more} --out whole.json")));
+        let said = place.bad(&eval(&format!("--questions qa1 --lengths 0k,400 {more} --out whole.json")));
         assert!(said.contains("whole.json: it has results of other settings") && said.contains(part), "{said}");
     }
     assert_eq!(read(&place.path("whole.json")), before);
@@ -119,8 +84,8 @@ fn a_report_goes_on_with_missing_cells_to_the_same_file() {
 #[cfg(unix)]
 #[test]
 fn an_interrupted_command_keeps_its_cells_and_goes_on_to_the_same_file() {
-    let place = Place::new();
-    let line = |out: &str| place.eval(&format!("--questions qa1 --lengths 0k,60k --samples 2 --simulated --out {out}"));
+    let place = place();
+    let line = |out: &str| eval(&format!("--questions qa1 --lengths 0k,60k --samples 2 --simulated --out {out}"));
     place.good(&line("whole.json"));
     let mut child = place.command(&line("part.json")).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -138,7 +103,7 @@ fn an_interrupted_command_keeps_its_cells_and_goes_on_to_the_same_file() {
 
 #[test]
 fn a_model_with_a_small_vocabulary_is_converted_reads_answers_and_is_judged() {
-    let place = Place::new();
+    let place = place();
     // As many numbers as the model has: of 269 tokens 260 are kept, <|endoftext|> as 259, and the others share 9.
     let kept: Vec<String> = (0..259).chain([268]).map(|t| t.to_string()).collect();
     let vocabulary = format!(r#"{{"tokens": 269, "kept": [{}], "hashed": 9}}"#, kept.join(", "));
@@ -156,11 +121,11 @@ fn a_model_with_a_small_vocabulary_is_converted_reads_answers_and_is_judged() {
 
 #[test]
 fn results_are_drawn_by_what_they_hold_and_a_readme_gets_their_table() {
-    let place = Place::new();
+    let place = place();
     std::fs::create_dir_all(place.path("results/babilong")).unwrap();
     for (model, seed) in [("armt", 0), ("rmt.seed1", 1), ("rmt.seed2", 2)] {
         let named = if seed == 0 { "--name ARMT" } else { "" };
-        place.good(&place.eval(&format!(
+        place.good(&eval(&format!(
             "--questions qa1,qa2 --lengths 0k,300 --samples 2 --label-match --seed {seed} {named} --out results/babilong/{model}.json"
         )));
     }
@@ -195,7 +160,7 @@ fn results_are_drawn_by_what_they_hold_and_a_readme_gets_their_table() {
 
 #[test]
 fn what_cannot_be_judged_is_refused_with_a_reason_and_leaves_nothing() {
-    let place = Place::new();
+    let place = place();
     std::fs::create_dir(place.path("bare")).unwrap();
     for file in ["config.json", "model.safetensors"] {
         std::fs::copy(place.path("model").join(file), place.path("bare").join(file)).unwrap();
@@ -207,15 +172,15 @@ fn what_cannot_be_judged_is_refused_with_a_reason_and_leaves_nothing() {
     std::fs::write(place.path("small/vocabulary.json"), r#"{"tokens": 269, "kept": [1, 268], "hashed": 2}"#).unwrap();
     std::fs::write(place.path("other.json"), "{}").unwrap();
     for (line, part) in [
-        (place.eval("--questions qa21"), "qa1 to qa20"),
-        (place.eval("--questions qa6 --simulated"), "qa1 to qa5"),
-        (place.eval("--lengths 1.5k"), "0k, 16k, 1M"),
-        (place.eval("--questions qa3 --lengths 1k,12 --out new.json"), "length 12: expected room for the facts of qa3"),
-        (place.eval("--samples 0"), "at least 1"),
-        (place.eval("--pairs 3"), "--pairs: --task babilong has no such setting"),
-        (place.eval("--shuffled --without-facts"), "cannot be used with"),
-        (place.eval("--out other.json"), "other.json: expected a report of `armt eval --task babilong`"),
-        (place.eval("--out no/new.json"), "the folder no does not exist"),
+        (eval("--questions qa21"), "qa1 to qa20"),
+        (eval("--questions qa6 --simulated"), "qa1 to qa5"),
+        (eval("--lengths 1.5k"), "0k, 16k, 1M"),
+        (eval("--questions qa3 --lengths 1k,12 --out new.json"), "length 12: expected room for the facts of qa3"),
+        (eval("--samples 0"), "at least 1"),
+        (eval("--pairs 3"), "--pairs: --task babilong has no such setting"),
+        (eval("--shuffled --without-facts"), "cannot be used with"),
+        (eval("--out other.json"), "other.json: expected a report of `armt eval --task babilong`"),
+        (eval("--out no/new.json"), "the folder no does not exist"),
         ("eval bare --task babilong --device cpu".into(), "bare: this model has no tokenizer"),
         (
             "eval small --task babilong --device cpu".into(),

@@ -3,65 +3,30 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-#[path = "../../armt/tests/support/tiny_gpt2.rs"]
-mod tiny_gpt2;
+mod support;
+use support::{Place, text};
 
-/// A folder with a converted model in `model` and a text in `text.txt`; commands run in it.
-struct Place(tempfile::TempDir);
-
-impl Place {
-    fn new() -> Self {
-        let place = Place(tempfile::tempdir().unwrap());
-        tiny_gpt2::write(&place.path("gpt2"));
-        let text: String = (0..400).map(|i| format!("the {i} of all numbers. ")).collect();
-        std::fs::write(place.path("text.txt"), text).unwrap();
-        place
-    }
-
-    fn with_model() -> Self {
-        let place = Self::new();
-        place.good("convert gpt2 model --memory associative --tokens 2 --d-mem 4 --segment 16");
-        place
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn command(&self, line: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_armt"));
-        command.current_dir(self.0.path()).args(line.split(' ').filter(|w| !w.is_empty()));
-        command
-    }
-
-    fn good(&self, line: &str) -> String {
-        let out = self.command(line).output().unwrap();
-        assert!(out.status.success(), "{line}: {}", text(&out.stderr));
-        text(&out.stdout)
-    }
-
-    /// Runs a command that must fail, and gives its one line of error.
-    fn bad(&self, line: &str) -> String {
-        let out = self.command(line).output().unwrap();
-        assert!(!out.status.success(), "{line} went well");
-        let said = text(&out.stderr);
-        let errors: Vec<&str> = said.lines().filter(|l| l.starts_with("error: ")).collect();
-        assert_eq!(errors.len(), 1, "{line}: {said}");
-        errors[0].to_string()
-    }
-
-    fn fed(&self, line: &str, input: &[u8]) -> Output {
-        let mut child = self.command(line).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        child.stdin.take().unwrap().write_all(input).unwrap();
-        child.wait_with_output().unwrap()
-    }
+/// A folder with a text in `text.txt`.
+fn place() -> Place {
+    let place = Place::new();
+    let text: String = (0..400).map(|i| format!("the {i} of all numbers. ")).collect();
+    std::fs::write(place.path("text.txt"), text).unwrap();
+    place
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+/// The same with a converted model in `model`.
+fn with_model() -> Place {
+    place().with_model()
+}
+
+/// Runs a command that reads `input`.
+fn fed(place: &Place, line: &str, input: &[u8]) -> Output {
+    let mut child = place.command(line).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    child.wait_with_output().unwrap()
 }
 
 fn read(path: &Path) -> Vec<u8> {
@@ -78,7 +43,7 @@ fn memory(path: &Path) -> (serde_json::Value, Vec<u8>) {
 
 #[test]
 fn a_model_is_converted_reads_a_text_and_answers() {
-    let place = Place::new();
+    let place = place();
     let said = place.good("convert gpt2 model --memory associative --tokens 2 --d-mem 4 --segment 16");
     assert!(said.contains("parameters") && said.contains("of memory for each text"), "{said}");
     let said = place.good("read model text.txt --memory text.mem --device cpu");
@@ -92,7 +57,7 @@ fn a_model_is_converted_reads_a_text_and_answers() {
 
 #[test]
 fn every_kind_of_memory_can_be_made_and_read_with() {
-    let place = Place::new();
+    let place = place();
     for kind in ["rmt", "prmt", "none"] {
         let tokens = if kind == "none" { "" } else { "--tokens 2 --wrap-pos" };
         place.good(&format!("convert gpt2 {kind} --memory {kind} {tokens} --segment 16 --dtype bf16"));
@@ -102,19 +67,19 @@ fn every_kind_of_memory_can_be_made_and_read_with() {
 
 #[test]
 fn standard_input_gives_the_memory_of_the_file() {
-    let place = Place::with_model();
+    let place = with_model();
     place.good("read model text.txt --memory file.mem --device cpu");
-    let out = place.fed("read model - --memory pipe.mem --device cpu", &read(&place.path("text.txt")));
+    let out = fed(&place, "read model - --memory pipe.mem --device cpu", &read(&place.path("text.txt")));
     assert!(out.status.success(), "{}", text(&out.stderr));
     assert!(memory(&place.path("file.mem")) == memory(&place.path("pipe.mem")));
-    let out = place.fed("read model - --memory empty.mem --device cpu", b"");
+    let out = fed(&place, "read model - --memory empty.mem --device cpu", b"");
     assert!(!out.status.success() && text(&out.stderr).contains("error: standard input: it is empty"), "{}", text(&out.stderr));
     assert!(!place.path("empty.mem").exists());
 }
 
 #[test]
 fn resuming_goes_on_where_the_memory_ended() {
-    let place = Place::with_model();
+    let place = with_model();
     std::fs::write(place.path("more.txt"), "And that was not all.").unwrap();
     place.good("read model text.txt --memory both.mem --device cpu");
     let said = place.good("read model text.txt --memory both.mem --device cpu --resume");
@@ -127,7 +92,7 @@ fn resuming_goes_on_where_the_memory_ended() {
 
 #[test]
 fn nothing_is_overwritten_unasked() {
-    let place = Place::with_model();
+    let place = with_model();
     std::fs::write(place.path("out.mem"), "precious").unwrap();
     assert!(place.bad("read model text.txt --memory out.mem").contains("out.mem: it exists already"));
     assert_eq!(read(&place.path("out.mem")), b"precious");
@@ -138,7 +103,7 @@ fn nothing_is_overwritten_unasked() {
 
 #[test]
 fn what_is_missing_or_wrong_is_named() {
-    let place = Place::with_model();
+    let place = with_model();
     std::fs::write(place.path("empty.txt"), "").unwrap();
     std::fs::write(place.path("odd.mem"), "no memory").unwrap();
     for (line, message) in [
@@ -166,7 +131,7 @@ fn what_is_missing_or_wrong_is_named() {
 
 #[test]
 fn a_memory_of_another_model_is_refused() {
-    let place = Place::with_model();
+    let place = with_model();
     place.good("convert gpt2 other --memory associative --tokens 2 --d-mem 4 --segment 16 --seed 9");
     place.good("read model text.txt --memory text.mem --device cpu");
     assert!(place.bad("ask other --memory text.mem why --device cpu").contains("the memory of another model"));
@@ -174,7 +139,7 @@ fn a_memory_of_another_model_is_refused() {
 
 #[test]
 fn bytes_that_are_no_text_are_reported() {
-    let place = Place::with_model();
+    let place = with_model();
     std::fs::write(place.path("odd.txt"), b"some \xff\xfe bytes and caf\xc3\xa9").unwrap();
     let said = place.good("read model odd.txt --memory odd.mem --device cpu");
     assert!(said.contains("2 bytes were no UTF-8"), "{said}");
@@ -191,7 +156,7 @@ fn every_command_shows_an_example() {
 
 #[test]
 fn a_model_is_judged_on_retrieval_and_the_curve_is_drawn() {
-    let place = Place::new();
+    let place = place();
     place.good("convert gpt2 model --memory associative --tokens 2 --d-mem 4 --segment 5");
     let line = "eval model --task remember --pairs 1,3 --samples 10 --batch 4 --device cpu --out a.json";
     let table = place.good(line);
@@ -236,7 +201,7 @@ fn a_model_is_judged_on_retrieval_and_the_curve_is_drawn() {
 
 #[test]
 fn what_cannot_be_judged_or_drawn_is_refused_with_a_reason() {
-    let place = Place::new();
+    let place = place();
     place.good("convert gpt2 model --memory associative --tokens 2 --d-mem 4 --segment 5");
     std::fs::write(place.path("no.json"), "{}").unwrap();
     for (line, message) in [
@@ -275,7 +240,7 @@ fn shells_get_completions() {
 #[cfg(unix)]
 #[test]
 fn an_interrupted_reading_is_saved_and_resumed_to_the_same_memory() {
-    let place = Place::with_model();
+    let place = with_model();
     place.good("read model text.txt --memory whole.mem --device cpu");
     let whole = read(&place.path("text.txt"));
     let mut child = place
@@ -294,7 +259,7 @@ fn an_interrupted_reading_is_saved_and_resumed_to_the_same_memory() {
     assert_eq!(out.status.code(), Some(130), "{}", text(&out.stderr));
     let said = text(&out.stdout);
     assert!(said.contains("armt read model - --memory part.mem --device cpu --resume"), "{said}");
-    let out = place.fed("read model - --memory part.mem --device cpu --resume", &whole);
+    let out = fed(&place, "read model - --memory part.mem --device cpu --resume", &whole);
     assert!(out.status.success(), "{}", text(&out.stderr));
     assert!(memory(&place.path("part.mem")) == memory(&place.path("whole.mem")));
 }

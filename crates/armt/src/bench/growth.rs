@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::{Timing, Work};
-use crate::checkpoint::write_beside;
+use crate::checkpoint::{read_json, write_json};
 use crate::error::{Error, Result};
 use crate::eval::plot::{Mark, Plot, Scale, Series};
 
@@ -21,15 +21,12 @@ pub struct Figures {
 impl Figures {
     /// Writes the figures; an error names the file.
     pub fn save(&self, path: &Path) -> Result<()> {
-        let mut text = serde_json::to_string_pretty(self).map_err(|e| Error::file(path, e))?;
-        text.push('\n');
-        write_beside(path, text.as_bytes())
+        write_json(path, self)
     }
 
     /// Reads figures; refuses a file that holds something else.
     pub fn load(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
-        serde_json::from_str(&text).map_err(|e| Error::file(path, format!("expected figures of `armt bench --json`: {e}")))
+        read_json(path, "figures of `armt bench --json`")
     }
 }
 

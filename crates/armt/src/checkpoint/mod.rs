@@ -12,6 +12,8 @@ use std::path::Path;
 
 use armt_engine::{DType, Device, Param, Tensor};
 use names::{Entry, entries};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 pub use tensors::Tensors;
 
@@ -163,6 +165,19 @@ fn wrap_positions(
     values.iter_mut().for_each(|x| *x = random.normal() as f32);
     values[before * d..][..data.len()].copy_from_slice(data);
     Ok(())
+}
+
+/// Writes something as JSON; an error names the file.
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let mut text = serde_json::to_string_pretty(value).map_err(|e| Error::file(path, e))?;
+    text.push('\n');
+    write_beside(path, text.as_bytes())
+}
+
+/// Reads something that was written as JSON. A file that holds something else is an error that says what was `expected`.
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path, expected: &str) -> Result<T> {
+    let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
+    serde_json::from_str(&text).map_err(|e| Error::file(path, format!("expected {expected}: {e}")))
 }
 
 /// Writes a file beside its place and renames it there.

@@ -7,7 +7,7 @@ use armt_engine::{Tape, Tensor, ops};
 use serde::{Deserialize, Serialize};
 
 use super::capacity::stored_pairs;
-use crate::checkpoint::write_beside;
+use crate::checkpoint::{read_json, write_json};
 use crate::error::{Error, Result};
 use crate::memory::MemoryState;
 use crate::model::{Inputs, Model};
@@ -74,15 +74,12 @@ fn the_authors_symbols() -> usize {
 impl Report {
     /// Writes the report; an error names the file.
     pub fn save(&self, path: &Path) -> Result<()> {
-        let mut text = serde_json::to_string_pretty(self).map_err(|e| Error::file(path, e))?;
-        text.push('\n');
-        write_beside(path, text.as_bytes())
+        write_json(path, self)
     }
 
     /// Reads a report; refuses a file that holds something else.
     pub fn load(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
-        serde_json::from_str(&text).map_err(|e| Error::file(path, format!("expected a report of `armt eval`: {e}")))
+        read_json(path, "a report of `armt eval`")
     }
 }
 

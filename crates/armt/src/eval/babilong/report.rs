@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::write_beside;
+use crate::checkpoint::{read_json, write_json};
 use crate::error::{Error, Result};
 use crate::tasks::babi::Task;
 use crate::tasks::babilong::{Facts, Length};
@@ -103,16 +103,12 @@ impl Report {
 
     /// Writes the report beside its place and renames it there; an error names the file.
     pub fn save(&self, path: &Path) -> Result<()> {
-        let mut text = serde_json::to_string_pretty(self).map_err(|e| Error::file(path, e))?;
-        text.push('\n');
-        write_beside(path, text.as_bytes())
+        write_json(path, self)
     }
 
     /// Reads a report; refuses a file that holds something else.
     pub fn load(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
-        let report: Report = serde_json::from_str(&text)
-            .map_err(|e| Error::file(path, format!("expected a report of `armt eval --task babilong`: {e}")))?;
+        let report: Report = read_json(path, "a report of `armt eval --task babilong`")?;
         let share = |x: f64| (0.0..=1.0).contains(&x);
         match report.cells.iter().find(|c| !(share(c.exact_match) && c.label_match.is_none_or(share))) {
             Some(c) => Err(Error::file(path, format!("{} {}: expected shares from 0 to 1, got another number", c.task, c.length))),
