@@ -7,10 +7,11 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// Runs the command in a folder that has no data, so that the project's are found from the program.
+/// Runs the command in a folder that has no data.
 fn armt(place: &Path, line: &str) -> Output {
-    let words = line.split(' ').filter(|w| !w.is_empty());
-    Command::new(env!("CARGO_BIN_EXE_armt")).current_dir(place).args(["data", "babilong"]).args(words).output().unwrap()
+    let mut command = Command::new(env!("CARGO_BIN_EXE_armt"));
+    command.current_dir(place).env("ARMT_DATA", concat!(env!("CARGO_MANIFEST_DIR"), "/../../data"));
+    command.args(["data", "babilong"]).args(line.split(' ').filter(|w| !w.is_empty())).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {

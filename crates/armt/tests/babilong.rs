@@ -12,7 +12,7 @@ use armt::tasks::babilong::{Babilong, Books, Data, Length, Piece, Sample, Storie
 use armt::text::Tokenizer;
 
 fn data(data: Data) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(data.folder())
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data").join(data.folder())
 }
 
 /// Opened once: books are tokenised as they are read, and the tests share that.
@@ -173,6 +173,6 @@ fn data_that_is_not_there_is_said_to_be_missing_by_name() {
     assert!(error.contains("no/such/folder: expected a folder, found nothing"), "{error}");
     let file = data(Data::Babi).join("LICENSE.txt");
     assert!(find_data(Data::Bpe, Some(&file)).unwrap_err().to_string().contains("found a file"));
-    // The tests lie in target as the program does, so the project is found from there.
+    // Tests run in the crate's folder, which lies in the project's.
     assert!(find_data(Data::TrainBooks, None).is_ok());
 }

@@ -21,7 +21,7 @@ const SIZE: usize = 8192;
 const HASHED: usize = 256;
 
 fn data(data: Data) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(data.folder())
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data").join(data.folder())
 }
 
 fn gpt2() -> Tokenizer {

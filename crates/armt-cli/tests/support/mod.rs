@@ -31,7 +31,8 @@ impl Place {
     /// `armt` with the words of a line.
     pub fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_armt"));
-        command.current_dir(self.0.path()).args(line.split(' ').filter(|w| !w.is_empty()));
+        let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data");
+        command.current_dir(self.0.path()).env("ARMT_DATA", data).args(line.split(' ').filter(|w| !w.is_empty()));
         command
     }
 

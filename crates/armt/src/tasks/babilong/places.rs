@@ -1,10 +1,12 @@
 //! Where the data lie: a folder that the user names, or the project's own `data`.
+//!
+//! That is the folder that `ARMT_DATA` names, or else `data` in the working folder or one above it, or in one above the program.
 
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Folders above the program that are looked into: it lies in `target/release` of the project, examples and tests one deeper.
+/// Folders above that are looked into: the program lies in `target/release` of the project, examples and tests one deeper.
 const ABOVE: usize = 4;
 
 /// A kind of data that the project ships.
@@ -21,19 +23,21 @@ pub enum Data {
 }
 
 impl Data {
-    /// Where it is within the project.
+    /// Where it is within `data`.
     pub fn folder(self) -> &'static str {
         match self {
-            Data::Babi => "data/babi",
-            Data::TestBooks => "data/books/test",
-            Data::TrainBooks => "data/books/train",
-            Data::Bpe => "data/gpt2",
+            Data::Babi => "babi",
+            Data::TestBooks => "books/test",
+            Data::TrainBooks => "books/train",
+            Data::Bpe => "gpt2",
         }
     }
 }
 
-/// The folder that is given, or else the shipped one: under the working folder, or under a folder above the program. One that is not
-/// there is an error that says where it was looked for.
+/// Names the project's `data` where it lies elsewhere.
+const VARIABLE: &str = "ARMT_DATA";
+
+/// The folder that is given, or else the shipped one. One that is not there is an error that says where it was looked for.
 pub fn find_data(data: Data, given: Option<&Path>) -> Result<PathBuf> {
     if let Some(given) = given {
         if given.is_dir() {
@@ -42,15 +46,23 @@ pub fn find_data(data: Data, given: Option<&Path>) -> Result<PathBuf> {
         let found = if given.exists() { "a file" } else { "nothing" };
         return Err(Error::file(given, format!("expected a folder, found {found}")));
     }
-    let program = std::env::current_exe().ok();
-    let above = program.iter().flat_map(|p| p.ancestors().skip(1).take(ABOVE)).map(Path::to_path_buf);
+    let within = |data_folder: &Path| data_folder.join(data.folder());
+    if let Some(named) = std::env::var_os(VARIABLE) {
+        let folder = within(Path::new(&named));
+        let missing = || Error::file(&folder, format!("expected the project's data, as {VARIABLE} says, found nothing"));
+        return if folder.is_dir() { Ok(folder) } else { Err(missing()) };
+    }
+    let (working, program) = (std::env::current_dir().ok(), std::env::current_exe().ok());
+    let above = |path: &Option<PathBuf>, skip: usize| -> Vec<PathBuf> {
+        path.iter().flat_map(|p| p.ancestors().skip(skip)).take(ABOVE).map(Path::to_path_buf).collect()
+    };
     let mut looked = Vec::new();
-    for root in std::iter::once(PathBuf::new()).chain(above) {
-        let folder = root.join(data.folder());
+    for root in above(&working, 0).into_iter().chain(above(&program, 1)) {
+        let folder = within(&root.join("data"));
         if folder.is_dir() {
             return Ok(folder);
         }
         looked.push(folder.display().to_string());
     }
-    Err(Error::Argument(format!("expected the project's folder {}, looked for {}", data.folder(), looked.join(", "))))
+    Err(Error::Argument(format!("expected the project's folder data/{}, looked for {}", data.folder(), looked.join(", "))))
 }
