@@ -1,9 +1,10 @@
-//! `armt report`: curves of `armt eval` as plots, and as tables of a README.
+//! `armt report`: curves of `armt eval` as plots, and as tables of a README; figures of `armt bench` as plots.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use armt::bench::growth::{Cost, Figures, Growth};
 use armt::eval::babilong::compare::{self, Judged, curves};
 use armt::eval::babilong::{self, is_report};
 use armt::eval::plot::Scale;
@@ -20,17 +21,19 @@ Examples:
   armt report a0.json a1.json a2.json r0.json --names ARMT,ARMT,ARMT,RMT --metric stored --out capacity.svg
   armt report babilong.json --out heat.svg
   armt report babilong.json --chart curves --out lengths.svg
+  armt report tokens.json --metric memory --out memory.svg
 
 A folder of results has reports as remember/MODEL.json, rewrite/MODEL.json, babilong/MODEL.json or, of several seeds, MODEL.seed1.json
 and so on. Each experiment's plots are drawn again beside them, and its table goes into the README between the lines
 <!-- results: rewrite --> and <!-- end -->.
 Reports of one name become one line: their mean, with the least and the most shaded.
-Of one BABILong model a heat map of tasks by lengths is drawn, of several their means over the length.";
+Of one BABILong model a heat map of tasks by lengths is drawn, of several their means over the length.
+Of figures of `armt bench --json` that differ in one size the rate, or the memory, is drawn over it, and printed as a table.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLE)]
 pub struct ReportArgs {
-    /// A folder of results, or reports as `armt eval --out` writes them.
+    /// A folder of results, or reports as `armt eval --out` and `armt bench --json` write them.
     #[arg(required = true, value_name = "FOLDER|FILE")]
     files: Vec<PathBuf>,
     /// File to write the tables of a folder's experiments into.
@@ -39,7 +42,7 @@ pub struct ReportArgs {
     /// SVG file to write.
     #[arg(long, value_name = "PLOT")]
     out: Option<PathBuf>,
-    /// What to draw: exact match if not given; stored pairs for retrieval, right labels for BABILong.
+    /// What to draw: exact match if not given; stored pairs for retrieval, right labels for BABILong, memory in place of the rate for speed.
     #[arg(long, value_enum)]
     metric: Option<Metric>,
     /// A name for each file; the reports' own, or the files', if not given.
@@ -58,6 +61,7 @@ pub enum Metric {
     ExactMatch,
     Stored,
     LabelMatch,
+    Memory,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -95,7 +99,12 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
                 );
             }
             expect_names(args.names.as_deref(), files.len())?;
-            let svg = if files.iter().any(|f| is_report(f)) { args.babilong(files)? } else { args.retrieval(files)? };
+            let figures: Vec<Figures> = files.iter().map_while(|f| Figures::load(f).ok()).collect();
+            let svg = match figures.len() == files.len() {
+                true => args.speed(&figures)?,
+                false if files.iter().any(|f| is_report(f)) => args.babilong(files)?,
+                false => args.retrieval(files)?,
+            };
             std::fs::write(out, svg).with_context(|| out.display().to_string())?;
         }
     }
@@ -109,6 +118,7 @@ impl ReportArgs {
             None | Some(Metric::ExactMatch) => Measure::ExactMatch,
             Some(Metric::Stored) => Measure::Stored,
             Some(Metric::LabelMatch) => bail!("--metric label-match: expected reports of BABILong, got others"),
+            Some(Metric::Memory) => bail!("--metric memory: expected figures of `armt bench`, got others"),
         };
         let scale = self.x.map(|x| match x {
             XScale::Linear => Scale::Linear,
@@ -123,12 +133,28 @@ impl ReportArgs {
         plot.svg().context("nothing to draw")
     }
 
+    /// Speed or memory over the size that differs.
+    fn speed(&self, figures: &[Figures]) -> Result<String> {
+        let cost = match self.metric {
+            None => Cost::Rate,
+            Some(Metric::Memory) => Cost::Memory,
+            Some(_) => bail!("--metric: expected none or memory with figures of `armt bench`, got another"),
+        };
+        if self.names.is_some() || self.x.is_some() || self.chart.is_some() {
+            bail!("--names, --x and --chart: expected reports of `armt eval`, got figures of `armt bench`");
+        }
+        let growth = Growth::of(figures)?;
+        crate::say(format_args!("{}", growth.table().trim_end()))?;
+        growth.plot(cost).svg().context("nothing to draw")
+    }
+
     /// Tasks by lengths, or curves over the length.
     fn babilong(&self, files: &[PathBuf]) -> Result<String> {
         let measure = match self.metric {
             None | Some(Metric::ExactMatch) => compare::Measure::ExactMatch,
             Some(Metric::LabelMatch) => compare::Measure::LabelMatch,
             Some(Metric::Stored) => bail!("--metric stored: expected reports of remember or rewrite, got BABILong"),
+            Some(Metric::Memory) => bail!("--metric memory: expected figures of `armt bench`, got BABILong"),
         };
         if self.x.is_some() {
             bail!("--x: expected reports of remember or rewrite, got BABILong, whose lengths are always on a logarithmic axis");

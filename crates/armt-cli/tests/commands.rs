@@ -263,3 +263,19 @@ fn an_interrupted_reading_is_saved_and_resumed_to_the_same_memory() {
     assert!(out.status.success(), "{}", text(&out.stderr));
     assert!(memory(&place.path("part.mem")) == memory(&place.path("whole.mem")));
 }
+
+#[test]
+fn figures_of_speed_are_drawn_over_the_size_that_differs() {
+    let place = Place::new();
+    let bench = "bench w2 --device cpu --batch 1 --layers 1 --repeats 1";
+    place.good(&format!("{bench} --segments 1,2 --json tokens.json"));
+    let table = place.good("report tokens.json --out rate.svg");
+    assert!(table.starts_with("| tokens of a text |") && table.contains("| 12 | diagonal |"), "{table}");
+    place.good("report tokens.json --metric memory --out memory.svg");
+    for (plot, label) in [("rate.svg", "tokens/s"), ("memory.svg", "peak memory (GiB)")] {
+        assert!(text(&read(&place.path(plot))).contains(label), "{plot}");
+    }
+    assert!(place.bad("report tokens.json --metric stored --out a.svg").contains("none or memory"));
+    place.good(&format!("{bench} --segments 1 --json one.json"));
+    assert!(place.bad("report one.json --out a.svg").contains("differ in one size"));
+}
