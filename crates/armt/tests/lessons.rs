@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -81,14 +82,17 @@ fn an_aligned_text_has_a_fact_or_a_question_in_each_segment_and_they_answer_it()
 }
 
 #[test]
-fn a_text_with_background_is_full_and_asks_within_its_last_segment() {
-    let lessons = lessons();
+fn a_text_with_background_is_whole_segments_and_asks_at_its_end() {
+    let lessons = BabilongLessons { batch: 60, ..lessons() };
     let example = lessons.lesson(&mut Random::new(4)).unwrap();
-    assert_eq!((example.batch.batch, example.batch.tokens()), (5, 3 * 64));
+    assert_eq!((example.batch.batch, example.batch.tokens()), (60, 3 * 64));
     expect_targets(&lessons, &example);
-    let mut questions = 0;
-    for (text, next) in example.batch.ids.chunks(3 * 64).zip(example.targets.next.chunks(3 * 64)) {
-        assert!(next[..2 * 64].iter().all(|t| *t < 0) && next[2 * 64..].iter().any(|t| *t >= 0));
+    let end = lessons.babilong.end_token();
+    let (mut questions, mut ends, mut own) = (0, HashSet::new(), 0);
+    for text in example.batch.ids.chunks(3 * 64) {
+        let last = text.iter().rposition(|id| *id != end).unwrap() + 1;
+        assert!(last >= 2 * 64, "the last segment has a part of the last answer, if only its EOS");
+        ends.insert(last);
         let asked = text.iter().filter(|id| **id == lessons.babilong.ask_token()).count();
         assert!((1..=3).contains(&asked), "{asked} questions");
         questions += asked;
@@ -96,8 +100,12 @@ fn a_text_with_background_is_full_and_asks_within_its_last_segment() {
         for piece in &pieces(&lessons, text)[1..] {
             assert!(piece.starts_with("Where is ") && piece.contains("?GEN"), "{piece}");
         }
+        let asks = |piece: &String| piece.starts_with("Where is ");
+        own += usize::from(pieces(&lessons, &text[2 * 64..]).first().is_some_and(asks));
     }
-    assert!(questions > 5, "several questions where they fit");
+    assert!(questions > 60, "several questions where they fit");
+    assert!(ends.len() > 20, "texts end anywhere: {ends:?}");
+    assert!((6..30).contains(&own), "about one in four asks in a segment of its own: {own} of 60");
     let exam = lessons.exam(7, &mut Random::new(5)).unwrap();
     for text in exam.batch.ids.chunks(3 * 64) {
         assert_eq!(text.iter().filter(|id| **id == lessons.babilong.ask_token()).count(), 1);

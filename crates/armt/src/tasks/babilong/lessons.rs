@@ -1,8 +1,9 @@
 //! BABILong as a stage of training: simulated stories without end, in texts of whole segments.
 //!
-//! A text has n segments of S tokens, all full. Its facts come among background as in any sample, and what is asked stands at its
-//! very end, within the last segment: `question GEN answer EOS`, several one after the other where they fit. How much of the text is
-//! background follows from its length and the number of facts.
+//! A text has n segments of S tokens. Its facts come among background as in any sample, and what is asked stands at its very end:
+//! `question GEN answer EOS`, several one after the other where they fit. The text ends anywhere in its last segment, which is filled up with
+//! EOS, so that borders cut questions as they do those of contexts of any length; one text in four asks in a segment of its own, as
+//! whoever asks a memory that was read before does. How much is background follows from the length and the number of facts.
 //!
 //! Where facts are aligned, each has a segment of its own, filled up with EOS, and so has each question: what is to be learned there is
 //! to write a fact into the memory and to find it again, without reading across borders and without background.
@@ -18,6 +19,8 @@ use crate::tasks::Example;
 use crate::tasks::babi::{Question, Sample, Task, simulate};
 use crate::tasks::lessons::{Lessons, some_of};
 
+/// One text in so many asks in a segment of its own.
+const OWN_SEGMENT: usize = 4;
 /// How often another story is tried where one answers nothing or is too long.
 const ATTEMPTS: usize = 100;
 
@@ -169,7 +172,7 @@ impl BabilongLessons {
         }
     }
 
-    /// Facts among background, then as many questions as fit into the last segment.
+    /// Facts among background, then as many questions as fit into a segment.
     fn hidden_text(&self, segments: usize, questions: usize, random: &mut Random) -> Result<Text> {
         let length = segments * self.segment;
         // Stories that do not fit become shorter.
@@ -191,11 +194,20 @@ impl BabilongLessons {
                 most = (facts.len() - 1).max(1);
                 continue;
             }
+            let before = length - self.segment;
+            let context = match told <= before && random.below(OWN_SEGMENT) == 0 {
+                true => before,
+                false => {
+                    let least = told.max((before + 1).saturating_sub(asked));
+                    least + random.below(length - asked - least + 1)
+                }
+            };
             let sample = Sample { facts, question: all[0].clone() };
-            let context = self.babilong.sample(sample, Length(length - asked), Random::new(random.bits()))?.context();
+            let context = self.babilong.sample(sample, Length(context), Random::new(random.bits()))?.context();
             let mut text = Text::default();
             text.tell(context.collect::<Result<Vec<i32>>>()?);
             prompts.iter().for_each(|prompt| text.ask(prompt));
+            text.fill(self.segment, self.babilong.end_token());
             return Ok(text);
         }
         Err(Error::config("segment", "room for a fact and a question with its answer", self.segment))
