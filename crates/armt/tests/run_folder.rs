@@ -134,6 +134,17 @@ fn a_folder_that_holds_a_run_is_refused_by_name() {
 }
 
 #[test]
+fn a_run_that_never_began_is_not_in_the_way_of_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = RunFolder::create(dir.path()).unwrap();
+    let error = RunFolder::create(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("another process"), "{error}");
+    drop(first);
+    save(&RunFolder::create(dir.path()).unwrap(), 1);
+    assert!(RunFolder::create(dir.path()).is_err());
+}
+
+#[test]
 fn a_folder_without_a_run_or_a_checkpoint_cannot_be_resumed() {
     let dir = tempfile::tempdir().unwrap();
     for path in [dir.path().to_path_buf(), dir.path().join("missing")] {

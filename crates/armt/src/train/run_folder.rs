@@ -48,7 +48,8 @@ impl std::fmt::Debug for RunFolder {
 }
 
 impl RunFolder {
-    /// The folder of a new run, made where it is missing. A folder that already holds a run is refused, and stays as it is.
+    /// The folder of a new run, made where it is missing. A folder that already holds a run is refused, and stays as it is; one of a run
+    /// that ended before its first step, because something that it needs was missing, is none.
     pub fn create(path: &Path) -> Result<Self> {
         let held = |name: &str| {
             Error::file(
@@ -63,11 +64,11 @@ impl RunFolder {
         }
         std::fs::create_dir_all(path).map_err(io(path))?;
         let file = path.join(LOG);
-        let log = match OpenOptions::new().append(true).create_new(true).open(&file) {
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => return Err(held(LOG)),
-            opened => opened.map_err(io(&file))?,
-        };
+        let log = OpenOptions::new().append(true).create(true).open(&file).map_err(io(&file))?;
         lock(&log, path)?;
+        if log.metadata().map_err(io(&file))?.len() > 0 {
+            return Err(held(LOG));
+        }
         Ok(RunFolder { path: path.into(), log, tokenizer: None })
     }
 
