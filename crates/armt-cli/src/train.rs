@@ -143,7 +143,7 @@ impl View {
 
     fn show(&mut self, event: &Event<'_>) {
         match event {
-            Event::Step { progress, steps, stage, loss, tokens } => {
+            Event::Step { progress, steps, stage, loss, tokens, .. } => {
                 if self.stage != progress.stage {
                     (self.stage, self.stage_started, self.tokens, self.exact) = (progress.stage, Instant::now(), 0, None);
                     self.steps_before = progress.step - 1;

@@ -57,7 +57,10 @@ fn log(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path.join("log.jsonl")).unwrap();
     let line = |l: &str| {
         let mut value: Value = serde_json::from_str(l).unwrap();
-        value.as_object_mut().unwrap().remove("tokens_per_second");
+        let keys = value.as_object_mut().unwrap();
+        for key in ["tokens_per_second", "step_ms", "peak_bytes"] {
+            keys.remove(key);
+        }
         value
     };
     text.lines().map(line).collect()

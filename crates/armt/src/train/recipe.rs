@@ -135,13 +135,15 @@ pub struct EvalRecipe {
     pub every: u64,
     /// Texts of a validation.
     pub samples: usize,
+    /// Texts of it that are computed at a time.
+    pub batch: usize,
     /// A stage ends after this many validations in a row that are neither better than all before nor 1; 0: never.
     pub patience: u64,
 }
 
 impl Default for EvalRecipe {
     fn default() -> Self {
-        EvalRecipe { every: 250, samples: 1000, patience: 0 }
+        EvalRecipe { every: 250, samples: 1000, batch: 125, patience: 0 }
     }
 }
 
@@ -241,8 +243,9 @@ impl Recipe {
         if !(o.lr > 0.0 && o.lr.is_finite()) {
             return Err(Error::config("optimizer.lr", "a positive number", o.lr));
         }
-        if self.eval.every == 0 || self.eval.samples == 0 {
-            return Err(Error::config("eval", "every and samples of at least 1", "0"));
+        let EvalRecipe { every, samples, batch, .. } = self.eval;
+        if every == 0 || samples == 0 || batch == 0 {
+            return Err(Error::config("eval", "every, samples and batch of at least 1", "0"));
         }
         let symbols = &self.task.symbols;
         let task = Retrieval { setting: Setting::Remember, key_size: 1, value_size: 1, symbols: *symbols.get_ref() };

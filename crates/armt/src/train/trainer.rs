@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::material::Material;
-use super::recipe::{Recipe, Stage};
+use super::recipe::{EvalRecipe, Recipe, Stage};
 use super::run_folder::RunFolder;
 use super::step::Stepper;
 use super::tensorboard::EventWriter;
@@ -32,8 +32,6 @@ use crate::tasks::lessons::Lessons;
 const AHEAD: usize = 4;
 /// A loss above this is no learning any more.
 const EXPLODED: f32 = 1e4;
-/// Texts of one piece of a validation.
-const PIECE: usize = 125;
 
 /// How far a run has come: what `state.json` holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -66,6 +64,8 @@ pub enum Event<'a> {
         loss: f32,
         /// Tokens of the batch.
         tokens: usize,
+        /// How long it took, without waiting for its batch.
+        seconds: f64,
     },
     /// A validation was made.
     Validation {
@@ -107,6 +107,7 @@ pub fn train(
     let material = Material::open(recipe)?;
     folder.keep_tokenizer(material.tokenizer());
     let mut weights = resume.then(|| Tensors::open(&folder.last_folder())).transpose()?;
+    device.reset_peak();
     while let Some(stage) = recipe.stages.get(progress.stage) {
         let stage = stage.get_ref();
         let config = recipe.config(stage, material.vocabulary(), material.end_token());
@@ -197,7 +198,10 @@ impl StageRun<'_> {
         for example in examples {
             let example = example?;
             let rate = schedule.rate(progress.step);
+            let step_start = Instant::now();
             let loss = self.stepper.step(&example, self.stage.accumulate, rate)?;
+            // The loss is read back, so the device has done all of it.
+            let seconds = step_start.elapsed().as_secs_f64();
             if !loss.is_finite() || loss > EXPLODED {
                 let last = self.folder.last_folder().display().to_string();
                 return Err(Error::Argument(format!(
@@ -212,12 +216,15 @@ impl StageRun<'_> {
             let tokens = example.batch.ids.len();
             tokens_done += tokens;
             let speed = tokens_done as f64 / start.elapsed().as_secs_f64();
-            let own = json!({"loss": loss, "lr": rate, "tokens_per_second": speed.round()});
+            let own = json!({
+                "loss": loss, "lr": rate, "tokens_per_second": speed.round(), "tokens": tokens, "step_ms": (1e4 * seconds).round() / 10.0,
+                "peak_bytes": self.model.device().pool_stats().peak_bytes,
+            });
             self.log(progress, own)?;
             self.events
                 .scalars(progress.total, &[("train/loss", loss), ("train/lr", rate), ("train/tokens_per_second", speed as f32)])?;
             let steps = self.stage.steps;
-            let heard = each(&Event::Step { progress: *progress, steps, stage: self.name, loss, tokens });
+            let heard = each(&Event::Step { progress: *progress, steps, stage: self.name, loss, tokens, seconds });
             let last = progress.step == steps;
             let mut done = last;
             if last || progress.step.is_multiple_of(self.recipe.eval.every) {
@@ -244,11 +251,11 @@ impl StageRun<'_> {
 
     /// Judges the model, keeps it if it is the best so far, and says whether the stage is over.
     fn validate(&mut self, progress: &mut Progress, each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>) -> Result<bool> {
-        let samples = self.recipe.eval.samples;
+        let EvalRecipe { samples, batch, .. } = self.recipe.eval;
         let mut random = seed(self.recipe, 2, progress.stage, 0);
         let mut right = 0;
-        for from in (0..samples).step_by(PIECE) {
-            let example = self.lessons.exam(PIECE.min(samples - from), &mut random)?;
+        for from in (0..samples).step_by(batch) {
+            let example = self.lessons.exam(batch.min(samples - from), &mut random)?;
             right += exact_match(self.model, &example, Choice::Auto)?;
         }
         let exact = right as f64 / samples as f64;
