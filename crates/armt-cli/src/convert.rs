@@ -78,7 +78,7 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
     let tokenizer = Tokenizer::find(&args.source)?;
     let model = Model::convert(&args.source, memory, args.segment, args.seed, &Device::cpu())?;
     if let Some(tokenizer) = &tokenizer {
-        tokenizer.expect_fits(&model, &args.source)?;
+        tokenizer.expect_fits(model.backbone(), &args.source)?;
     }
     model.save(&args.out, args.dtype.dtype())?;
     match &tokenizer {

@@ -5,11 +5,13 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use armt::config::Config;
 use armt::engine::{DType, Device};
+use armt::model::Model;
 use armt::train::RunFolder;
 use armt::train::recipe::Recipe;
 use armt::train::trainer::{Ending, Event, train};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const RECIPE: &str = r#"
 seed = 5
@@ -102,4 +104,74 @@ fn a_folder_with_a_run_is_not_overwritten() {
     run(&path, false, 1, &[]).unwrap();
     assert!(run(&path, false, 1, &[]).is_err());
     assert!(run(&dir.path().join("none"), true, 1, &[]).is_err());
+}
+
+/// Writes a GPT-2 with a memory, as `armt convert` does.
+fn write_model(folder: &Path) -> Model {
+    let backbone = json!({"model_type": "gpt2", "vocab_size": 128, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2});
+    let memory = json!({"kind": "associative", "tokens": 2, "d_mem": 4});
+    let config = json!({"model_type": "armt", "segment_size": 8, "memory": memory, "backbone": backbone});
+    let config: Config = serde_json::from_value(config).unwrap();
+    let model = Model::fresh(config, 1, DType::F32, &Device::cpu()).unwrap();
+    model.save(folder, DType::BF16).unwrap();
+    model
+}
+
+/// Changes of the recipe to begin from a folder.
+fn from(folder: &Path) -> Vec<String> {
+    vec!["model={}".into(), format!("model.from={}", folder.display())]
+}
+
+#[test]
+fn a_run_from_a_model_folder_is_resumed_without_it_to_the_same_numbers() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("model");
+    write_model(&folder);
+    let (whole, broken) = (dir.path().join("whole"), dir.path().join("broken"));
+    assert!(matches!(run(&whole, false, u64::MAX, &from(&folder)).unwrap(), Ending::Finished { .. }));
+    assert_eq!(run(&broken, false, 9, &from(&folder)).unwrap(), Ending::Stopped);
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert!(matches!(run(&broken, true, u64::MAX, &from(&folder)).unwrap(), Ending::Finished { .. }));
+    assert_eq!(log(&whole), log(&broken));
+    // It is the folder's GPT-2 with the last stage's segments; and a run's best model is one to begin from.
+    let model = Model::load(&whole.join("best"), DType::F32, &Device::cpu()).unwrap();
+    assert_eq!((model.config().segment_size, model.config().backbone["n_embd"].as_u64()), (5, Some(16)));
+    for again in [whole.clone(), whole.join("best")] {
+        let changes = [from(&again), ["optimizer.lr=1e-30", "optimizer.weight_decay=0.0"].map(String::from).to_vec()].concat();
+        let out = tempfile::tempdir().unwrap();
+        assert_eq!(run(out.path(), false, 1, &changes).unwrap(), Ending::Stopped);
+        let after = Model::load(&out.path().join("last"), DType::F32, &Device::cpu()).unwrap();
+        for (a, b) in model.params().iter().zip(after.params()) {
+            assert_eq!(a.value().to_vec::<f32>().unwrap(), b.value().to_vec::<f32>().unwrap(), "{} changed", a.name());
+        }
+    }
+}
+
+#[test]
+fn a_folder_that_a_run_cannot_begin_from_is_refused_by_name_and_leaves_no_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, out) = (dir.path().join("model"), dir.path().join("run"));
+    let refused = |changes: &[&str], words: &[&str]| {
+        let changes = [from(&folder), changes.iter().map(|c| c.to_string()).collect()].concat();
+        let error = run(&out, false, 1, &changes).err().unwrap().to_string();
+        assert!(words.iter().all(|w| error.contains(w)), "{error}");
+    };
+    refused(&[], &["model: expected the model to begin from", "found nothing"]);
+    let model = write_model(&folder);
+    refused(&["memory.tokens=3"], &["memory.tokens: expected 2, as the model in", "model has", "got 3"]);
+    refused(&["memory={ kind = \"rmt\", tokens = 2 }"], &["memory.kind: expected \"associative\"", "got \"rmt\""]);
+    refused(&["stage.2.key_size=15"], &["stage 2: segment_size: expected at most 16 positions", "got 20"]);
+    std::fs::write(folder.join("config.json"), model.config().backbone.to_string()).unwrap();
+    refused(&[], &["config.json: expected a model with a memory, got a plain gpt2", "armt convert"]);
+    let mut small = serde_json::to_value(model.config()).unwrap();
+    small["backbone"]["vocab_size"] = 100.into();
+    std::fs::write(folder.join("config.json"), small.to_string()).unwrap();
+    refused(&[], &["model.from: expected a model of more than 102 tokens, got 100"]);
+    small["backbone"]["vocab_size"] = 130.into();
+    std::fs::write(folder.join("config.json"), small.to_string()).unwrap();
+    refused(&[], &["wte.weight should be [130, 16], but is [128, 16]"]);
+    std::fs::remove_file(folder.join("model.safetensors")).unwrap();
+    refused(&[], &["model.safetensors"]);
+    write_model(&folder);
+    assert_eq!(run(&out, false, 1, &from(&folder)).unwrap(), Ending::Stopped, "what was refused is not in the way");
 }

@@ -74,7 +74,7 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
         }
     }
     let model = args.device.open_weights(&args.model)?;
-    babilong.tokenizer().expect_fits(&model, &missing)?;
+    babilong.tokenizer().expect_fits(model.backbone(), &missing)?;
     let settings = own.settings(args, &model)?;
     let found = match &args.out {
         Some(out) => Report::resume(out, &settings)?,

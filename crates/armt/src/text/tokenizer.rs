@@ -13,6 +13,7 @@ use tokenizers::{AddedToken, DecodeStream};
 
 use super::vocabulary::{FILE as VOCABULARY, Vocabulary};
 use crate::checkpoint::write_beside;
+use crate::config::Backbone;
 use crate::error::{Error, Result};
 use crate::model::Model;
 
@@ -52,13 +53,13 @@ impl Tokenizer {
     pub fn load_for(folder: &Path, model: &Model) -> Result<Self> {
         // Where there are no files at all, the usual one is said to be missing.
         let tokenizer = Self::find(folder)?.map_or_else(|| Self::load(folder), Ok)?;
-        tokenizer.expect_fits(model, folder)?;
+        tokenizer.expect_fits(model.backbone(), folder)?;
         Ok(tokenizer)
     }
 
     /// Refuses a model that the tokenizer, or its small vocabulary from `folder`, is not for.
-    pub fn expect_fits(&self, model: &Model, folder: &Path) -> Result<()> {
-        let (tokens, rows) = (self.vocabulary(), model.backbone().vocab);
+    pub fn expect_fits(&self, backbone: &Backbone, folder: &Path) -> Result<()> {
+        let (tokens, rows) = (self.vocabulary(), backbone.vocab);
         match &self.vocabulary {
             Some(_) if tokens != rows => {
                 let message = format!("it is for a model of vocab_size {tokens}, but this model's is {rows}");

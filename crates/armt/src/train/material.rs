@@ -1,8 +1,10 @@
 //! What the stages of a recipe draw their texts from, opened once for a run.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::recipe::{Recipe, Stage, TaskKind};
+use super::origin::Origin;
+use super::recipe::{Recipe, Stage, TaskKind, TaskRecipe};
 use crate::error::{Error, Result};
 use crate::tasks::babilong::{Babilong, BabilongLessons, Books, Data, find_data, vocabulary};
 use crate::tasks::lessons::{Lessons, RetrievalLessons};
@@ -21,22 +23,28 @@ pub enum Material {
 }
 
 impl Material {
-    /// Opens what a recipe needs. A folder that is missing is an error that says where it was looked for.
-    pub fn open(recipe: &Recipe) -> Result<Self> {
+    /// Opens what a recipe needs, for the model that it begins from where it does. A folder that is missing is an error that says where
+    /// it was looked for; tokens that the model does not have are one too.
+    pub fn open(recipe: &Recipe, origin: Option<&Origin>) -> Result<Self> {
         let task = &recipe.task;
         if task.setting != TaskKind::Babilong {
-            return Ok(Material::Symbols);
+            let rows = origin.map_or(retrieval::VOCAB, |o| o.backbone().vocab);
+            return if retrieval::EOS as usize >= rows {
+                Err(Error::config("model.from", &format!("a model of more than {} tokens", retrieval::EOS), rows))
+            } else {
+                Ok(Material::Symbols)
+            };
         }
-        let bpe = find_data(Data::Bpe, task.bpe.as_deref())?;
-        let tokenizer = || -> Result<Tokenizer> {
-            Tokenizer::find(&bpe)?.ok_or_else(|| Error::file(&bpe, "expected a tokenizer in this folder, found none"))
-        };
+        let (bpe, tokenizer) = tokenizer(task, origin.map(Origin::path))?;
+        if let Some(origin) = origin {
+            tokenizer.expect_fits(origin.backbone(), &bpe)?;
+        }
         let folder = find_data(Data::TrainBooks, task.books.as_deref())?;
-        let mut books = Books::open(&folder, Arc::new(tokenizer()?))?;
+        let mut books = Books::open(&folder, Arc::new(tokenizer))?;
         if let Some(size) = task.vocabulary {
             let stories = find_data(Data::Babi, None)?;
             let small = vocabulary(&books, &stories, &[recipe.question()?], size, size.div_ceil(HASHED))?;
-            books = Books::open(&folder, Arc::new(tokenizer()?.with_vocabulary(small)?))?;
+            books = Books::open(&folder, Arc::new(self::tokenizer(task, None)?.1.with_vocabulary(small)?))?;
         }
         Ok(Material::Books(Arc::new(Babilong::new(Arc::new(books))?)))
     }
@@ -83,6 +91,19 @@ impl Material {
             }
         })
     }
+}
+
+/// The tokenizer that a task names, or else that of the model to begin from, or else GPT-2's; and its folder.
+fn tokenizer(task: &TaskRecipe, model: Option<&Path>) -> Result<(PathBuf, Tokenizer)> {
+    if let (None, Some(model)) = (&task.bpe, model)
+        && let Some(own) = Tokenizer::find(model)?
+    {
+        return Ok((model.into(), own));
+    }
+    let folder = find_data(Data::Bpe, task.bpe.as_deref())?;
+    let found = Tokenizer::find(&folder)?;
+    let tokenizer = found.ok_or_else(|| Error::file(&folder, "expected a tokenizer in this folder, found none"))?;
+    Ok((folder, tokenizer))
 }
 
 /// Facts of a story where a stage does not say: as many as those of qa1 have.

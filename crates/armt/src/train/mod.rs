@@ -2,6 +2,7 @@
 
 pub mod material;
 pub mod meter;
+pub mod origin;
 pub mod recipe;
 pub mod run_folder;
 pub mod step;
@@ -10,6 +11,7 @@ pub mod trainer;
 
 pub use material::Material;
 pub use meter::Meter;
+pub use origin::Origin;
 pub use run_folder::RunFolder;
 pub use step::Stepper;
 pub use tensorboard::EventWriter;

@@ -22,11 +22,12 @@ pub struct Recipe {
     pub seed: u64,
     /// The task.
     pub task: TaskRecipe,
-    /// The backbone, made from scratch: GPT-NeoX.
+    /// The backbone: a GPT-NeoX made from scratch, or `from` a model folder.
     #[serde(default)]
     pub model: ModelRecipe,
-    /// The memory, as in a model's `config.json`.
-    pub memory: MemoryConfig,
+    /// The memory, as in a model's `config.json`. With `model.from` it may be left out, and otherwise has to be that model's.
+    #[serde(default)]
+    pub memory: Option<MemoryConfig>,
     /// How weights are changed.
     #[serde(default)]
     pub optimizer: OptimizerRecipe,
@@ -71,7 +72,7 @@ pub struct TaskRecipe {
     /// BABILong: folder of books to hide facts in; the project's own if not given.
     #[serde(default)]
     pub books: Option<PathBuf>,
-    /// BABILong: folder of a tokenizer; GPT-2's if not given.
+    /// BABILong: folder of a tokenizer; if not given that of `model.from`, or else GPT-2's.
     #[serde(default)]
     pub bpe: Option<PathBuf>,
     /// BABILong: tokens of the model, the frequent ones of the books and all of the stories; as many as the tokenizer has if not given.
@@ -79,10 +80,26 @@ pub struct TaskRecipe {
     pub vocabulary: Option<usize>,
 }
 
-/// The paper's small GPT-NeoX unless changed: 4 layers, width 128, 4 heads, feed-forward 128, weights of spread 0.02.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ModelRecipe {
+/// What the first weights are.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "ModelKeys")]
+pub enum ModelRecipe {
+    /// Fresh ones.
+    Fresh(Shape),
+    /// Those of a model folder as `armt convert` writes it, or of a run's best model: `from`.
+    From(PathBuf),
+}
+
+impl Default for ModelRecipe {
+    fn default() -> Self {
+        ModelRecipe::Fresh(Shape::default())
+    }
+}
+
+/// The shape of a fresh GPT-NeoX, the paper's small one unless changed: 4 layers, width 128, 4 heads, feed-forward 128, weights of
+/// spread 0.02.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shape {
     /// Layers.
     pub layers: usize,
     /// Width of the residual stream.
@@ -97,9 +114,51 @@ pub struct ModelRecipe {
     pub tied: bool,
 }
 
-impl Default for ModelRecipe {
+impl Default for Shape {
     fn default() -> Self {
-        ModelRecipe { layers: 4, width: 128, heads: 4, inner: 128, init: 0.02, tied: false }
+        Shape { layers: 4, width: 128, heads: 4, inner: 128, init: 0.02, tied: false }
+    }
+}
+
+/// The section as it is written: a shape or a folder.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ModelKeys {
+    from: Option<PathBuf>,
+    layers: Option<usize>,
+    width: Option<usize>,
+    heads: Option<usize>,
+    inner: Option<usize>,
+    init: Option<f64>,
+    tied: Option<bool>,
+}
+
+impl TryFrom<ModelKeys> for ModelRecipe {
+    type Error = Error;
+
+    fn try_from(keys: ModelKeys) -> Result<Self> {
+        let ModelKeys { from, layers, width, heads, inner, init, tied } = keys;
+        let sizes = [("layers", layers), ("width", width), ("heads", heads), ("inner", inner)];
+        let Some(folder) = from else {
+            let usual = Shape::default();
+            return Ok(ModelRecipe::Fresh(Shape {
+                layers: layers.unwrap_or(usual.layers),
+                width: width.unwrap_or(usual.width),
+                heads: heads.unwrap_or(usual.heads),
+                inner: inner.unwrap_or(usual.inner),
+                init: init.unwrap_or(usual.init),
+                tied: tied.unwrap_or(usual.tied),
+            }));
+        };
+        let sizes = sizes.map(|(key, value)| (key, value.map(|v| v.to_string())));
+        let others = [("init", init.map(|v| v.to_string())), ("tied", tied.map(|v| v.to_string()))];
+        match sizes.into_iter().chain(others).find_map(|(key, value)| Some((key, value?))) {
+            Some((key, value)) => {
+                let expected = format!("no such key beside from: the model in {} has its own", folder.display());
+                Err(Error::config(&format!("model.{key}"), &expected, value))
+            }
+            None => Ok(ModelRecipe::From(folder)),
+        }
     }
 }
 
@@ -247,6 +306,15 @@ impl Recipe {
         if every == 0 || samples == 0 || batch == 0 {
             return Err(Error::config("eval", "every, samples and batch of at least 1", "0"));
         }
+        match (&self.model, self.task.vocabulary) {
+            (ModelRecipe::Fresh(_), _) if self.memory.is_none() => {
+                return Err(Error::config("memory", "a section [memory]", "none"));
+            }
+            (ModelRecipe::From(_), Some(size)) => {
+                return Err(Error::config("task.vocabulary", "no such key with model.from, whose model has its own", size));
+            }
+            _ => {}
+        }
         let symbols = &self.task.symbols;
         let task = Retrieval { setting: Setting::Remember, key_size: 1, value_size: 1, symbols: *symbols.get_ref() };
         task.check_symbols().map_err(|e| Error::Argument(format!("task{}: {e}", line(symbols.span().start))))?;
@@ -290,7 +358,11 @@ impl Recipe {
             let (task, pairs) = self.retrieval(stage)?;
             task.check(pairs)?;
         }
-        self.config(stage, VOCAB, EOS).check().map(|_| ())
+        match self.model {
+            ModelRecipe::Fresh(_) => self.config(stage, &self.fresh(VOCAB, EOS)?).check().map(|_| ()),
+            // Of a folder nothing is known before it is opened.
+            ModelRecipe::From(_) => Ok(()),
+        }
     }
 
     /// The task of a stage of associative retrieval, and its pairs. A recipe of BABILong has none.
@@ -314,22 +386,40 @@ impl Recipe {
         Ok(task)
     }
 
-    /// The model of a stage, for so many tokens: in retrieval a segment is one pair, so it grows with the keys.
-    pub fn config(&self, stage: &Stage, vocabulary: usize, end: i32) -> Config {
-        let m = &self.model;
-        let pair = |(task, _): (Retrieval, usize)| task.segment_size();
-        Config {
+    /// The model to make from scratch, for so many tokens; its segments are the stages'. An error if the recipe begins from a folder.
+    pub fn fresh(&self, vocabulary: usize, end: i32) -> Result<Config> {
+        let (ModelRecipe::Fresh(m), Some(memory)) = (&self.model, &self.memory) else {
+            return Err(Error::config("model", "the shape of a fresh model and its memory", "none"));
+        };
+        Ok(Config {
             model_type: ModelType::Armt,
-            segment_size: stage.segment.or_else(|| self.retrieval(stage).ok().map(pair)).unwrap_or_default(),
+            segment_size: 1,
             segment_alignment: Alignment::Left,
-            memory: self.memory.clone(),
+            memory: memory.clone(),
             backbone: json!({
                 "model_type": "gpt_neox", "vocab_size": vocabulary, "hidden_size": m.width, "num_hidden_layers": m.layers,
                 "num_attention_heads": m.heads, "intermediate_size": m.inner, "max_position_embeddings": 2048,
                 "rotary_pct": 0.25, "rotary_emb_base": 10000, "use_parallel_residual": true, "hidden_act": "gelu",
                 "tie_word_embeddings": m.tied, "initializer_range": m.init, "eos_token_id": end,
             }),
-        }
+        })
+    }
+
+    /// A model with a stage's segments: in retrieval a segment is one pair, so it grows with the keys.
+    pub fn config(&self, stage: &Stage, base: &Config) -> Config {
+        let pair = |(task, _): (Retrieval, usize)| task.segment_size();
+        let segment_size = stage.segment.or_else(|| self.retrieval(stage).ok().map(pair)).unwrap_or_default();
+        Config { segment_size, ..base.clone() }
+    }
+
+    /// The models of all stages, each checked: one that cannot be is an error by its number.
+    pub fn configs(&self, base: &Config) -> Result<Vec<Config>> {
+        let stages = self.stages.iter().enumerate().map(|(i, stage)| {
+            let config = self.config(stage.get_ref(), base);
+            config.check().map_err(|e| Error::Argument(format!("stage {}: {e}", i + 1)))?;
+            Ok(config)
+        });
+        stages.collect()
     }
 
     /// The optimizer's numbers.
@@ -413,8 +503,9 @@ steps = 20
     #[test]
     fn a_recipe_has_the_papers_defaults() {
         let r = Recipe::parse(RECIPE, &[]).unwrap();
-        assert_eq!((r.model.layers, r.model.width, r.optimizer.lr, r.seed), (4, 128, 3e-4, 3));
-        let config = r.config(r.stages[1].get_ref(), VOCAB, EOS);
+        assert!(matches!(r.model, ModelRecipe::Fresh(shape) if (shape.layers, shape.width) == (4, 128)));
+        assert_eq!((r.optimizer.lr, r.seed), (3e-4, 3));
+        let config = r.config(r.stages[1].get_ref(), &r.fresh(VOCAB, EOS).unwrap());
         assert_eq!(config.segment_size, 5);
         assert!(config.check().is_ok());
     }
@@ -428,6 +519,7 @@ steps = 20
         refused(&format!("{RECIPE}questions = 0"), &["stage 2 (line 13)", "questions"]);
         refused(&RECIPE.replace("setting = \"remember\"", "setting = \"forget\""), &["forget"]);
         refused("seed = 1", &["task"]);
+        refused(&RECIPE.replace("[memory]\nkind = \"associative\"\ntokens = 4\nd_mem = 32\n", ""), &["memory: expected", "none"]);
         refused(&RECIPE.replace("[memory]", "symbols = 101\n[memory]"), &["task (line 5)", "symbols: expected 2 to 100", "101"]);
         refused(&format!("{RECIPE}symbols = 1"), &["stage 2 (line 13)", "symbols: expected 2 to 100", "got 1"]);
         refused(&RECIPE.replace("[memory]", "symbols = \"many\"\n[memory]"), &["line 5", "many"]);
@@ -441,7 +533,7 @@ steps = 20
             .replace("pairs = 2\n", "segment = 16\nsegments = 2\n")
             .replace("pairs = 20\nkey_size = 2", "segment = 512\nsegments = 8\nfacts = 4\naligned = true");
         let r = Recipe::parse(&babilong, &[]).unwrap();
-        let config = r.config(r.stages[1].get_ref(), 1000, 3);
+        let config = r.config(r.stages[1].get_ref(), &r.fresh(1000, 3).unwrap());
         assert_eq!((config.segment_size, &config.backbone["vocab_size"], r.question().unwrap().number()), (512, &json!(1000), 1));
         refused(&format!("{babilong}pairs = 3"), &["stage 2 (line 14)", "pairs: expected no such key with Babilong"]);
         refused(&babilong.replace("segments = 8\n", ""), &["stage 2", "segments: expected a number"]);
@@ -465,11 +557,25 @@ steps = 20
     }
 
     #[test]
+    fn a_model_has_a_shape_or_comes_from_a_folder() {
+        let with = |keys: &str| format!("[model]\n{keys}\n{RECIPE}").replace("seed = 3", "");
+        let r = Recipe::parse(&with("width = 64"), &[]).unwrap();
+        assert!(matches!(r.model, ModelRecipe::Fresh(shape) if shape == Shape { width: 64, ..Shape::default() }));
+        let r = Recipe::parse(RECIPE, &["model.from=some/folder".into()]).unwrap();
+        assert!(matches!(&r.model, ModelRecipe::From(folder) if folder == Path::new("some/folder")));
+        assert!(r.fresh(VOCAB, EOS).is_err());
+        refused(&with("from = \"folder\"\nwidth = 64"), &["line 1", "model.width: expected no such key beside from", "got 64"]);
+        refused(&with("from = \"folder\"\ntied = true"), &["model.tied", "got true"]);
+        refused(&with("widht = 64"), &["line 2", "widht"]);
+        refused(&with("from = \"folder\"").replace("[memory]", "vocabulary = 500\n[memory]"), &["task.vocabulary", "model.from"]);
+    }
+
+    #[test]
     fn single_values_can_be_changed() {
         let changes = ["optimizer.lr=1e-3", "seed=9", "stage.2.steps=7", "memory.correction=false"].map(String::from);
         let r = Recipe::parse(RECIPE, &changes).unwrap();
         assert_eq!((r.optimizer.lr, r.seed, r.stages[1].get_ref().steps), (1e-3, 9, 7));
-        assert!(matches!(&r.memory, MemoryConfig::Associative(a) if !a.correction));
+        assert!(matches!(&r.memory, Some(MemoryConfig::Associative(a)) if !a.correction));
         for bad in ["seed", "stage.5.steps=1", "optimizer.speed=1"] {
             assert!(Recipe::parse(RECIPE, &[bad.into()]).is_err(), "{bad}");
         }

@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::material::Material;
-use super::recipe::{EvalRecipe, Recipe, Stage};
+use super::origin::{Origin, best_of};
+use super::recipe::{EvalRecipe, ModelRecipe, Recipe, Stage};
 use super::run_folder::RunFolder;
 use super::step::Stepper;
 use super::tensorboard::EventWriter;
@@ -100,21 +101,36 @@ pub fn train(
     (dtype, device): (DType, &Device),
     each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
 ) -> Result<Ending> {
+    let origin = match &recipe.model {
+        ModelRecipe::Fresh(_) => None,
+        // A checkpoint has what was taken from the folder, which may be gone by now.
+        ModelRecipe::From(_) if resume => Some(Origin::open(&folder.last_folder(), recipe.memory.as_ref())?),
+        ModelRecipe::From(from) => Some(Origin::open(from, recipe.memory.as_ref())?),
+    };
+    let material = Material::open(recipe, origin.as_ref())?;
+    let fresh = || recipe.fresh(material.vocabulary(), material.end_token());
+    let configs = recipe.configs(&origin.as_ref().map_or_else(fresh, |o| Ok(o.config().clone()))?)?;
+    let mut weights = match &origin {
+        _ if resume => Some(Tensors::open(&folder.last_folder())?),
+        Some(origin) => Some(origin.weights()?),
+        None => None,
+    };
     let mut events = EventWriter::create(folder.path())?;
     let mut progress = if resume { folder.load_state::<Progress>()? } else { Progress::default() };
     folder.truncate_log(progress.total)?;
     events.resume_after(progress.total)?;
-    let material = Material::open(recipe)?;
     folder.keep_tokenizer(material.tokenizer());
-    let mut weights = resume.then(|| Tensors::open(&folder.last_folder())).transpose()?;
     device.reset_peak();
     while let Some(stage) = recipe.stages.get(progress.stage) {
-        let stage = stage.get_ref();
-        let config = recipe.config(stage, material.vocabulary(), material.end_token());
-        let model = Model::fresh(config, recipe.seed, dtype, device)?;
-        if let Some(weights) = &weights {
-            model.set_weights(weights)?;
-        }
+        let (stage, config) = (stage.get_ref(), configs[progress.stage].clone());
+        let model = match weights.take() {
+            Some(weights) => {
+                let model = Model::blank(config, dtype, device)?;
+                model.set_weights(&weights)?;
+                model
+            }
+            None => Model::fresh(config, recipe.seed, dtype, device)?,
+        };
         let mut optimizer = optimizer(recipe, &model)?;
         if progress.total == 0 {
             // So that a run that dies early can be resumed too.
@@ -296,6 +312,57 @@ impl StageRun<'_> {
 
 /// The model of a run folder that did best, or of a model folder.
 pub fn best_model(path: &Path, dtype: DType, device: &Device) -> Result<Model> {
-    let best = path.join("best");
-    Model::load(if best.is_dir() { &best } else { path }, dtype, device)
+    Model::load(&best_of(path), dtype, device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::MemoryState;
+    use armt_engine::Tape;
+
+    /// Of any family, stored in f32 or bf16, a model's first loss in training is the loss that it has when it is asked.
+    #[test]
+    fn training_begins_with_the_loss_of_the_model_it_begins_from() {
+        let families = [
+            json!({"model_type": "gpt2", "vocab_size": 128, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}),
+            json!({"model_type": "gpt_neox", "vocab_size": 130, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2,
+                "num_attention_heads": 2}),
+            json!({"model_type": "llama", "vocab_size": 128, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+                "num_attention_heads": 4, "num_key_value_heads": 2}),
+        ];
+        for (backbone, stored) in families.into_iter().zip([DType::F32, DType::BF16, DType::BF16]) {
+            let dir = tempfile::tempdir().unwrap();
+            let from = dir.path().join("from");
+            // Large weights, so that no other model has nearly this loss; other segments than the stage's.
+            let mut backbone = backbone.clone();
+            backbone["initializer_range"] = json!(0.3);
+            let memory = json!({"kind": "associative", "tokens": 2, "d_mem": 4});
+            let config = json!({"model_type": "armt", "segment_size": 9, "memory": memory, "backbone": backbone});
+            let fresh = Model::fresh(serde_json::from_value(config).unwrap(), 7, DType::F32, &Device::cpu()).unwrap();
+            fresh.save(&from, stored).unwrap();
+
+            let text = "[task]\nsetting = \"rewrite\"\n[[stage]]\npairs = 3\nbatch = 4\nsteps = 5";
+            let recipe = Recipe::parse(text, &[format!("model.from={}", from.display())]).unwrap();
+            let mut folder = RunFolder::create(&dir.path().join("run")).unwrap();
+            let mut first = None;
+            let ending = train(&recipe, &mut folder, false, (DType::F32, &Device::cpu()), &mut |event| {
+                if let Event::Step { loss, .. } = event {
+                    first = Some(*loss);
+                }
+                ControlFlow::Break(())
+            });
+            assert_eq!(ending.unwrap(), Ending::Stopped);
+
+            let stage = recipe.stages[0].get_ref();
+            let model = Model::blank(recipe.config(stage, fresh.config()), DType::F32, &Device::cpu()).unwrap();
+            model.set_weights(&Tensors::open(&from).unwrap()).unwrap();
+            let lessons = Material::Symbols.lessons(&recipe, stage).unwrap();
+            let Example { batch, targets } = lessons.lesson(&mut seed(&recipe, 1, 0, 0)).unwrap();
+            let empty = MemoryState::empty(&model, batch.batch).unwrap();
+            let loss = model.loss(&Tape::new(), &batch, &targets, &empty, Choice::Sequential, recipe.backprop).unwrap().0;
+            let (first, asked) = (first.unwrap(), loss.item().unwrap());
+            assert!((first - asked).abs() < 1e-5 * asked.abs(), "{first} in training, {asked} asked");
+        }
+    }
 }
