@@ -47,16 +47,16 @@ pub fn run(args: &QuickstartArgs) -> Result<ExitCode> {
         std::fs::remove_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     }
     let stop = stop_on_signals()?;
-    let stopped = || stop.load(Ordering::Relaxed);
+    let stopped = |_| stop.load(Ordering::Relaxed);
     let cpu = DeviceArgs { device: DeviceKind::Cpu, dtype: None };
     let (with, without) = (args.out.join("armt"), args.out.join("no-memory"));
     let (recipe, plain) = (Recipe::parse(RECIPE, &[])?, Recipe::parse(RECIPE, &WITHOUT.map(String::from))?);
     crate::say(format_args!("training an ARMT to remember up to {TRAINED} key-value pairs, each read in a segment of its own"))?;
-    if train_in(&recipe, &with, false, &cpu, "", &stopped)? == Ending::Stopped {
+    if train_in(&recipe, &with, false, &cpu, "", &stopped)?.ending == Ending::Stopped {
         return Ok(ExitCode::from(130));
     }
     crate::say(format_args!("and the same backbone without a memory, for comparison"))?;
-    if train_in(&plain, &without, false, &cpu, "", &stopped)? == Ending::Stopped {
+    if train_in(&plain, &without, false, &cpu, "", &stopped)?.ending == Ending::Stopped {
         return Ok(ExitCode::from(130));
     }
     let (memory, plain) = (judge(&recipe, &with)?, judge(&recipe, &without)?);

@@ -9,6 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use armt::bench::median;
+use armt::engine::Device;
+use armt::train::meter::{duration, rate};
 use armt::train::recipe::Recipe;
 use armt::train::run_folder::RunFolder;
 use armt::train::trainer::{Ending, Event, train};
@@ -25,6 +28,7 @@ const PAUSE: Duration = Duration::from_secs(5);
   armt train recipes/remember-armt.toml --out runs/remember
   armt train recipes/remember-armt.toml --out runs/remember --resume
   armt train recipes/rewrite-armt.toml --out runs/fast --set optimizer.lr=1e-3 --set stage.1.steps=500
+  armt train recipes/babilong-qa1-gpt2.toml --out runs/gpt2 --set model.from=gpt2-armt --steps 10
 
 The folder gets `best/` and `last/` (models that `armt eval` takes), log.jsonl, and TensorBoard events.
 Ctrl-C saves; --resume goes on to the numbers of an unbroken run.")]
@@ -43,6 +47,9 @@ pub struct TrainArgs {
     /// Stop, and save, after so many minutes.
     #[arg(long, value_name = "MINUTES")]
     minutes: Option<f64>,
+    /// Stop, and save, after so many steps.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    steps: Option<u64>,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -52,8 +59,15 @@ pub fn run(args: &TrainArgs) -> Result<ExitCode> {
     let stop = stop_on_signals()?;
     let started = Instant::now();
     let limit = args.minutes.map(|m| Duration::from_secs_f64(m * 60.0));
-    let done = || stop.load(Ordering::Relaxed) || limit.is_some_and(|l| started.elapsed() >= l);
-    match train_in(&recipe, &args.out, args.resume, &args.device, "", &done)? {
+    let done = |made| {
+        let late = limit.is_some_and(|l| started.elapsed() >= l) || args.steps.is_some_and(|steps| made >= steps);
+        late || stop.load(Ordering::Relaxed)
+    };
+    let trained = train_in(&recipe, &args.out, args.resume, &args.device, "", &done)?;
+    if let Some(cost) = trained.cost {
+        crate::say(format_args!("{cost}"))?;
+    }
+    match trained.ending {
         Ending::Finished { exact_match } => {
             let best = args.out.join("best");
             crate::say(format_args!(
@@ -86,24 +100,31 @@ pub fn stop_on_signals() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Runs a recipe with a progress bar, or lines where there is no terminal.
+/// How a training went.
+pub struct Trained {
+    pub ending: Ending,
+    /// What its steps took; none if it made none.
+    pub cost: Option<String>,
+}
+
+/// Runs a recipe with a progress bar, or lines where there is no terminal. `stop` hears how many steps were made.
 pub fn train_in(
     recipe: &Recipe,
     out: &Path,
     resume: bool,
     device: &DeviceArgs,
     title: &str,
-    stop: &dyn Fn() -> bool,
-) -> Result<Ending> {
+    stop: &dyn Fn(u64) -> bool,
+) -> Result<Trained> {
     let (device, dtype) = device.open()?;
     let mut folder = if resume { RunFolder::open(out)? } else { RunFolder::create(out)? };
     let mut view = View::new(title, recipe.stages.len());
     let ending = train(recipe, &mut folder, resume, (dtype, &device), &mut |event| {
         view.show(event);
-        if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if stop(view.seconds.len() as u64) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     view.finish();
-    Ok(ending?)
+    Ok(Trained { ending: ending?, cost: view.cost(&device) })
 }
 
 /// What a person sees of a run.
@@ -116,6 +137,8 @@ struct View {
     steps_before: u64,
     tokens: usize,
     exact: Option<f64>,
+    /// Of each step.
+    seconds: Vec<f64>,
     last: Instant,
 }
 
@@ -137,28 +160,33 @@ impl View {
             steps_before: 0,
             tokens: 0,
             exact: None,
+            seconds: Vec::new(),
             last: now,
         }
     }
 
     fn show(&mut self, event: &Event<'_>) {
         match event {
-            Event::Step { progress, steps, stage, loss, tokens, .. } => {
+            Event::Step { progress, steps, stage, loss, tokens, seconds } => {
+                self.seconds.push(*seconds);
                 if self.stage != progress.stage {
-                    (self.stage, self.stage_started, self.tokens, self.exact) = (progress.stage, Instant::now(), 0, None);
+                    let now = Instant::now();
+                    let started = now.checked_sub(Duration::from_secs_f64(*seconds)).unwrap_or(now);
+                    (self.stage, self.stage_started, self.tokens, self.exact) = (progress.stage, started, 0, None);
                     self.steps_before = progress.step - 1;
                 }
                 self.tokens += tokens;
                 let seconds = self.stage_started.elapsed().as_secs_f64().max(1e-6);
                 let made = (progress.step - self.steps_before) as f64;
-                let left = seconds / made * (steps - progress.step) as f64;
+                let left = Duration::from_secs_f64(seconds / made * (steps - progress.step) as f64);
                 let exact = self.exact.map_or(String::new(), |e| format!(", exact match {e:.3}"));
                 let line = format!(
-                    "{}stage {}/{}, {stage}: loss {loss:.4}{exact}, {:.0}k tokens/s, at most {left:.0} s left",
+                    "{}stage {}/{}, {stage}: loss {loss:.4}{exact}, {}, at most {} left",
                     self.title,
                     progress.stage + 1,
                     self.stages,
-                    self.tokens as f64 / seconds / 1e3,
+                    rate(self.tokens as f64 / seconds, "tokens"),
+                    duration(left),
                 );
                 if let Some(bar) = &self.bar {
                     bar.set_length(*steps);
@@ -184,6 +212,14 @@ impl View {
                 }
             }
         }
+    }
+
+    fn cost(&self, device: &Device) -> Option<String> {
+        let peak = device.pool_stats().peak_bytes as f64 / f64::from(1 << 30);
+        (!self.seconds.is_empty()).then(|| {
+            let (steps, ms) = (self.seconds.len(), 1e3 * median(&self.seconds));
+            format!("steps: {steps}, {ms:.1} ms each (median), tensors of at most {peak:.2} GiB on {device}")
+        })
     }
 
     fn finish(&self) {
