@@ -17,8 +17,10 @@ const EXAMPLE: &str = "\
 Examples:
   armt convert gpt2 gpt2-armt --memory associative
   armt convert Llama-3.2-1B llama-rmt --memory rmt --tokens 32 --segment 1024 --dtype bf16
+  armt convert data/gpt2 gpt2-random --memory associative --random
 
-The weights of the backbone are taken as they are; those of the memory are new and have to be trained before it remembers.";
+The weights of the backbone are taken as they are; those of the memory are new and have to be trained before it remembers:
+`armt train RECIPE --set model.from=OUT`.";
 
 /// Files that go along where they are there.
 const COMPANIONS: [&str; 5] =
@@ -55,7 +57,10 @@ pub struct ConvertArgs {
     /// Numbers in the file.
     #[arg(long, value_enum, default_value_t = NumberKind::F32)]
     dtype: NumberKind,
-    /// Equal seeds give equal memories.
+    /// Random weights for the backbone too: the source needs none, only its config.json.
+    #[arg(long)]
+    random: bool,
+    /// Equal seeds give equal memories, and equal random weights.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// Write into a folder that is not empty.
@@ -76,7 +81,8 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
     expect_model(&args.source)?;
     args.expect_room()?;
     let tokenizer = Tokenizer::find(&args.source)?;
-    let model = Model::convert(&args.source, memory, args.segment, args.seed, &Device::cpu())?;
+    let make = if args.random { Model::convert_random } else { Model::convert };
+    let model = make(&args.source, memory, args.segment, args.seed, &Device::cpu())?;
     if let Some(tokenizer) = &tokenizer {
         tokenizer.expect_fits(model.backbone(), &args.source)?;
     }

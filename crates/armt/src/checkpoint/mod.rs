@@ -95,14 +95,18 @@ impl Model {
         Ok(format!("{h:016x}"))
     }
 
-    /// Wraps a Hugging Face folder's backbone with a fresh memory, initialised as the authors do.
-    pub fn convert(folder: &Path, memory: MemoryConfig, segment_size: usize, seed: u64, device: &Device) -> Result<Self> {
-        let path = folder.join("config.json");
-        let text = std::fs::read_to_string(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
-        let backbone: Value = serde_json::from_str(&text).map_err(|e| Error::file(&path, e))?;
+    /// A backbone of the shape that a Hugging Face folder's `config.json` describes, its weights random, with a fresh memory: to try what is
+    /// meant for weights that are not at hand.
+    pub fn convert_random(folder: &Path, memory: MemoryConfig, segment_size: usize, seed: u64, device: &Device) -> Result<Self> {
+        let backbone: Value = read_json(&folder.join("config.json"), "a Hugging Face configuration")?;
         let config =
             Config { model_type: ModelType::Armt, segment_size, segment_alignment: Alignment::default(), memory, backbone };
-        let model = Model::fresh(config, seed, DType::F32, device)?;
+        Model::fresh(config, seed, DType::F32, device)
+    }
+
+    /// Wraps a Hugging Face folder's backbone with a fresh memory, initialised as the authors do.
+    pub fn convert(folder: &Path, memory: MemoryConfig, segment_size: usize, seed: u64, device: &Device) -> Result<Self> {
+        let model = Self::convert_random(folder, memory, segment_size, seed, device)?;
         let tensors = Tensors::open(folder)?;
         let mut random = Random::new(seed ^ 0x6d65_6d6f_7279);
         let of_memory = |e: &Entry<'_>| e.is_memory();
