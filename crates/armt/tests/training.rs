@@ -175,3 +175,17 @@ fn a_folder_that_a_run_cannot_begin_from_is_refused_by_name_and_leaves_no_run() 
     write_model(&folder);
     assert_eq!(run(&out, false, 1, &from(&folder)).unwrap(), Ending::Stopped, "what was refused is not in the way");
 }
+
+#[test]
+fn every_recipe_of_the_project_can_be_read_and_the_papers_fits_gpt2() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let recipes: Vec<_> = std::fs::read_dir(root.join("recipes")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    for path in recipes.iter().filter(|path| path.extension().is_some_and(|e| e == "toml")) {
+        Recipe::load(path, &[]).unwrap();
+    }
+    let recipe = Recipe::load(&root.join("recipes/babilong-qa1-gpt2.toml"), &[]).unwrap();
+    let backbone: Value = serde_json::from_slice(&std::fs::read(root.join("data/gpt2/config.json")).unwrap()).unwrap();
+    let config = json!({"model_type": "armt", "segment_size": 512, "memory": recipe.memory, "backbone": backbone});
+    let stages = recipe.configs(&serde_json::from_value(config).unwrap()).unwrap();
+    assert!(stages.len() == 7 && stages.iter().all(|config| config.segment_size == 512));
+}
