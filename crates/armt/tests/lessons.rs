@@ -123,6 +123,24 @@ fn a_varying_number_of_segments_stays_within_the_stage_and_seeds_decide_it() {
 }
 
 #[test]
+fn every_task_that_can_be_simulated_has_lessons_of_every_length() {
+    for number in 1..=5 {
+        let task = Task::new(number).unwrap();
+        let lessons = BabilongLessons { task, segment: 32, segments: 6, facts: 6, vary: true, ..lessons() };
+        let aligned = BabilongLessons { aligned: true, ..lessons.clone() };
+        // A story of qa4 has two facts, so that its aligned texts have three segments.
+        let aligned = if number == 4 { BabilongLessons { segments: 3, ..aligned } } else { aligned };
+        for seed in 0..6 {
+            for lessons in [&lessons, &aligned] {
+                let example = lessons.lesson(&mut Random::new(seed)).unwrap();
+                assert_eq!(example.batch.tokens() % 32, 0);
+                expect_targets(lessons, &example);
+            }
+        }
+    }
+}
+
+#[test]
 fn sizes_without_room_are_refused_by_their_key() {
     let said = |lessons: BabilongLessons| match lessons.check() {
         Err(error) => error.to_string(),

@@ -250,6 +250,9 @@ pub struct Stage {
     /// Another peak rate for this stage.
     #[serde(default)]
     pub lr: Option<f32>,
+    /// Another `decay` for this stage.
+    #[serde(default)]
+    pub decay: Option<f32>,
 }
 
 fn one() -> usize {
@@ -437,7 +440,8 @@ impl Recipe {
     pub fn schedule(&self, stage: &Stage) -> Schedule {
         let o = &self.optimizer;
         let steps = |share: f32| (f64::from(share) * stage.steps as f64).round() as u64;
-        let decay = if o.decay > 0.0 { Decay::Linear { total: steps(o.decay) } } else { Decay::Constant };
+        let decay = stage.decay.unwrap_or(o.decay);
+        let decay = if decay > 0.0 { Decay::Linear { total: steps(decay) } } else { Decay::Constant };
         Schedule { peak: stage.lr.unwrap_or(o.lr), warmup: steps(o.warmup), decay }
     }
 }
@@ -568,6 +572,15 @@ steps = 20
         refused(&with("from = \"folder\"\ntied = true"), &["model.tied", "got true"]);
         refused(&with("widht = 64"), &["line 2", "widht"]);
         refused(&with("from = \"folder\"").replace("[memory]", "vocabulary = 500\n[memory]"), &["task.vocabulary", "model.from"]);
+    }
+
+    #[test]
+    fn a_stage_may_have_a_rate_of_its_own() {
+        let changes = ["stage.2.steps=100", "stage.2.lr=1e-4", "stage.2.decay=1"].map(String::from);
+        let r = Recipe::parse(RECIPE, &changes).unwrap();
+        let [first, second] = [0, 1].map(|i| r.schedule(r.stages[i].get_ref()));
+        assert_eq!((second.peak, second.decay), (1e-4, Decay::Linear { total: 100 }));
+        assert_ne!((first.peak, first.decay), (second.peak, second.decay));
     }
 
     #[test]
