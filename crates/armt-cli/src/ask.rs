@@ -28,7 +28,7 @@ pub struct AskArgs {
     /// Memory file, as `armt read` writes it.
     #[arg(long, value_name = "FILE")]
     memory: PathBuf,
-    /// The text that the model goes on from.
+    /// The text that the model goes on from, with `after_question` of its config.json behind it.
     question: String,
     /// Most tokens to answer with.
     #[arg(long, value_name = "N", default_value_t = 64)]
@@ -73,7 +73,8 @@ pub fn run(args: &AskArgs) -> Result<ExitCode> {
             ControlFlow::Break(())
         }
     };
-    answer(&model, &tokenizer, &state, &args.question, &options, &stop, each)?;
+    let question = format!("{}{}", args.question, model.config().after_question.as_deref().unwrap_or_default());
+    answer(&model, &tokenizer, &state, &question, &options, &stop, each)?;
     let written = failed.map_or_else(|| writeln!(std::io::stdout()), Err);
     written.or_else(|e| if e.kind() == std::io::ErrorKind::BrokenPipe { Ok(()) } else { Err(e) }).context("standard output")?;
     Ok(ExitCode::SUCCESS)

@@ -22,6 +22,9 @@ pub struct Config {
     /// Where a text that does not fill its segments is short.
     #[serde(default)]
     pub segment_alignment: Alignment,
+    /// What `armt ask` puts after a question, if anything: the model was trained to answer after it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after_question: Option<String>,
     /// What is kept between segments.
     pub memory: MemoryConfig,
     /// The transformer, as Hugging Face describes it.

@@ -136,6 +136,7 @@ impl<'a> Case<'a> {
             model_type: ModelType::Armt,
             segment_size: self.number("segment_size"),
             segment_alignment: Alignment::Left,
+            after_question: None,
             memory,
             backbone: self.entry["config"].clone(),
         }

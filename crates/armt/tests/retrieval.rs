@@ -24,7 +24,14 @@ fn model(memory: MemoryConfig, seed: u64) -> Model {
     let backbone = json!({"model_type": "gpt_neox", "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 16,
         "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64, "rotary_pct": 0.5});
     let segment_size = TASK.segment_size();
-    let config = Config { model_type: ModelType::Armt, segment_size, segment_alignment: Alignment::Left, memory, backbone };
+    let config = Config {
+        model_type: ModelType::Armt,
+        segment_size,
+        segment_alignment: Alignment::Left,
+        after_question: None,
+        memory,
+        backbone,
+    };
     small::model(config, seed, &Device::cpu())
 }
 

@@ -99,6 +99,7 @@ impl Workload {
             model_type: ModelType::Armt,
             segment_size: self.segment,
             segment_alignment: Alignment::Left,
+            after_question: None,
             memory: MemoryConfig::Associative(memory),
             backbone: json!({
                 "model_type": "gpt2", "vocab_size": self.vocab, "n_positions": self.segment + self.tokens,

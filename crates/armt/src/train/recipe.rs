@@ -11,6 +11,7 @@ use crate::config::{Alignment, Config, MemoryConfig, ModelType};
 use crate::error::{Error, Result};
 use crate::schedule::Backprop;
 use crate::tasks::babi::{SIMULATED, Task};
+use crate::tasks::babilong::GEN;
 use crate::tasks::retrieval::{EOS, Retrieval, SYMBOLS, Setting, VOCAB};
 
 /// What to train, on what, and how.
@@ -398,6 +399,7 @@ impl Recipe {
             model_type: ModelType::Armt,
             segment_size: 1,
             segment_alignment: Alignment::Left,
+            after_question: (self.task.setting == TaskKind::Babilong).then(|| GEN.into()),
             memory: memory.clone(),
             backbone: json!({
                 "model_type": "gpt_neox", "vocab_size": vocabulary, "hidden_size": m.width, "num_hidden_layers": m.layers,

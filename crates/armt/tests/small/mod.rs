@@ -45,7 +45,7 @@ pub fn memories() -> Vec<MemoryConfig> {
 
 pub fn config(family: &str, layers: usize, memory: MemoryConfig, segment_size: usize, alignment: Alignment) -> Config {
     let backbone = backbone(family, layers);
-    Config { model_type: ModelType::Armt, segment_size, segment_alignment: alignment, memory, backbone }
+    Config { model_type: ModelType::Armt, segment_size, segment_alignment: alignment, after_question: None, memory, backbone }
 }
 
 /// A model all of whose parameters are random: fresh ones have zeros that hide errors.

@@ -3,7 +3,8 @@
 //! A text has n segments of S tokens. Its facts come among background as in any sample, and what is asked stands at its very end:
 //! `question GEN answer EOS`, several one after the other where they fit. The text ends anywhere in its last segment, which is filled up with
 //! EOS, so that borders cut questions as they do those of contexts of any length; one text in four asks in a segment of its own, as
-//! whoever asks a memory that was read before does. How much is background follows from the length and the number of facts.
+//! whoever asks a memory that was read before does. Half of the texts have a space before each fact, as running text does and the
+//! benchmark does not: its tokens are others. How much is background follows from the length and the number of facts.
 //!
 //! Where facts are aligned, each has a segment of its own, filled up with EOS, and so has each question: what is to be learned there is
 //! to write a fact into the memory and to find it again, without reading across borders and without background.
@@ -190,7 +191,10 @@ impl BabilongLessons {
         let least = self.least_facts().min(self.facts);
         let mut most = self.facts;
         for _ in 0..ATTEMPTS {
-            let (facts, all) = self.story(least + random.below(most - least + 1), random)?;
+            let (mut facts, all) = self.story(least + random.below(most - least + 1), random)?;
+            if random.below(2) == 0 {
+                facts.iter_mut().for_each(|fact| fact.insert(0, ' '));
+            }
             let mut prompts: Vec<Prompt> = Vec::new();
             let mut asked = 0;
             for question in all.iter().take(questions) {

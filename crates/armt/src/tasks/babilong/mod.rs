@@ -38,7 +38,7 @@ use crate::tasks::babi;
 use crate::text::{END_OF_TEXT, Tokenizer};
 
 /// GEN is the first token of this.
-const GEN: &str = "GEN";
+pub const GEN: &str = "GEN";
 /// Tells the generator of an order from others of the same sample.
 const SHUFFLED: u64 = 0x006f_7264_6572;
 /// How often another story is tried where one has too many facts for a length.
