@@ -49,7 +49,7 @@ fn main() -> ExitCode {
             }
         }
     };
-    for case in cases::all() {
+    for case in cases::all().into_iter().chain(cases::large()) {
         judge(&format!("{} f32", case.name), &|| compare(&case, DType::F32, &device, F32_TOLERANCE));
         judge(&format!("{} bf16", case.name), &|| compare(&case, DType::BF16, &device, BF16_TOLERANCE));
         judge(&format!("{} twice", case.name), &|| same_bits_twice(&case, &device));

@@ -19,6 +19,8 @@ use crate::tensor::{DType, Tensor};
 pub(super) const CACHE_VARIABLE: &str = "ARMT_CACHE_DIR";
 
 const PRELUDE: &str = include_str!("kernels/prelude.cuh");
+/// What the kernels share that walk over an associative memory.
+const ASSOC_TILE: &str = include_str!("kernels/assoc_tile.cuh");
 
 macro_rules! sources {
     ($($name:literal),* $(,)?) => {
@@ -30,6 +32,7 @@ macro_rules! sources {
 sources!(
     "activation",
     "assoc",
+    "assoc_step",
     "assoc_walk",
     "attention",
     "attention_mma",
@@ -57,6 +60,22 @@ const BF16: &[DType] = &[DType::BF16];
 pub(super) const VARIANTS: &[(&str, &[DType], Defines<'static>)] = &[
     ("activation", FLOATS, &[]),
     ("assoc", FLOATS, &[]),
+    ("assoc_step", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 8), ("C_QUERIES", 8), ("C_HELD", 3)]),
+    ("assoc_step", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 8), ("C_QUERIES", 8), ("C_HELD", 6)]),
+    ("assoc_step", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 8), ("C_QUERIES", 8), ("C_HELD", 3)]),
+    ("assoc_step", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 8), ("C_QUERIES", 8), ("C_HELD", 6)]),
+    ("assoc_step", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 8), ("C_QUERIES", 16), ("C_HELD", 3)]),
+    ("assoc_step", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 8), ("C_QUERIES", 16), ("C_HELD", 6)]),
+    ("assoc_step", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 8), ("C_QUERIES", 16), ("C_HELD", 3)]),
+    ("assoc_step", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 8), ("C_QUERIES", 16), ("C_HELD", 6)]),
+    ("assoc_step", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 16), ("C_QUERIES", 8), ("C_HELD", 3)]),
+    ("assoc_step", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 16), ("C_QUERIES", 8), ("C_HELD", 6)]),
+    ("assoc_step", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 16), ("C_QUERIES", 8), ("C_HELD", 3)]),
+    ("assoc_step", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 16), ("C_QUERIES", 8), ("C_HELD", 6)]),
+    ("assoc_step", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 16), ("C_QUERIES", 16), ("C_HELD", 3)]),
+    ("assoc_step", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 16), ("C_QUERIES", 16), ("C_HELD", 6)]),
+    ("assoc_step", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 16), ("C_QUERIES", 16), ("C_HELD", 3)]),
+    ("assoc_step", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 16), ("C_QUERIES", 16), ("C_HELD", 6)]),
     ("assoc_walk", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 8), ("C_HELD", 3)]),
     ("assoc_walk", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 8), ("C_HELD", 6)]),
     ("assoc_walk", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 8), ("C_HELD", 0)]),
@@ -100,8 +119,9 @@ pub(crate) type Defines<'a> = &'a [(&'static str, usize)];
 /// A file's text as the compiler sees it.
 pub(super) fn source_text(file: &str) -> Result<String> {
     let found = SOURCES.iter().find(|(name, _)| *name == file);
+    let shared = if file.starts_with("assoc_") { ASSOC_TILE } else { "" };
     found
-        .map(|(_, text)| format!("{PRELUDE}\n{text}"))
+        .map(|(_, text)| format!("{PRELUDE}\n{shared}\n{text}"))
         .ok_or_else(|| Error::argument("kernel", format!("there is no kernel file {file}.cu")))
 }
 

@@ -1,4 +1,4 @@
-//! How the CUDA kernels of `assoc_walk.cu` cut a memory: into tiles of columns, of which a block walks over all or a share.
+//! How the CUDA kernels of `assoc_walk.cu` and `assoc_step.cu` cut a memory: into tiles of columns, of which a block walks over all or a share.
 
 use crate::cpu::assoc::WriteSizes;
 use crate::cuda::{CudaDevice, Launch};
@@ -36,12 +36,26 @@ pub(super) struct Cut {
 const SHAPES: [(usize, usize); 4] = [(32, 2), (16, 2), (32, 1), (16, 1)];
 /// Warps of a block.
 const WARPS: usize = 8;
+/// Tokens or queries that are worked on at once; more take several groups.
+const GROUPS: [usize; 2] = [8, 16];
+
+/// The group that so many tokens come in.
+fn group_of(tokens: usize) -> usize {
+    if tokens <= GROUPS[0] { GROUPS[0] } else { GROUPS[1] }
+}
+
+/// Blocks of 16 keys of which a warp can hold sums over columns, if it can: each 16 columns of a tile have warps of their own, which share
+/// the keys.
+fn held_blocks(keys: usize, columns: usize) -> Option<usize> {
+    let wanted = (keys / 16).div_ceil(WARPS / (columns / 16));
+    [3, 6].into_iter().find(|held| wanted <= *held)
+}
 
 impl Cut {
     /// The first shape of which several blocks fit on a multiprocessor, or else one. Tokens so many that not even one fits are an error.
     pub(super) fn new(cuda: &CudaDevice, s: WriteSizes, held: Held) -> Result<Self> {
         let limit = cuda.shared_limit();
-        let group = if s.m <= 8 { 8 } else { 16 };
+        let group = group_of(s.m);
         let slots = s.m.next_multiple_of(group);
         let keys = s.dk().next_multiple_of(16);
         let bytes = |(columns, buffers): (usize, usize)| {
@@ -63,9 +77,7 @@ impl Cut {
             Error::argument("associative memory", message)
         })?;
         let (columns, buffers) = shape;
-        // Each 16 columns of a tile have warps of their own, which share the keys.
-        let wanted = (keys / 16).div_ceil(WARPS / (columns / 16));
-        let held = [3, 6].into_iter().find(|held| wanted <= *held && s.m <= group).unwrap_or(0);
+        let held = held_blocks(keys, columns).filter(|_| s.m <= group).unwrap_or(0);
         let splits = splits(columns);
         Ok(Cut { columns, group, held, splits, buffers, blocks: s.n * splits, shared: bytes(shape) })
     }
@@ -79,5 +91,56 @@ impl Cut {
     pub(super) fn launch<'a>(&self, cuda: &'a CudaDevice, dtype: DType, name: &str) -> Result<Launch<'a>> {
         let defines = [("C_COLUMNS", self.columns), ("C_GROUP", self.group), ("C_HELD", self.held)];
         Ok(cuda.kernel_with("assoc_walk", dtype, &defines, name)?.grid(self.blocks, 1, 1).shared(self.shared))
+    }
+}
+
+/// A cut for a write and the read that follows it, in one walk. `assoc_step.cu` lays its shared memory out by the same numbers.
+pub(super) struct StepCut {
+    columns: usize,
+    group: usize,
+    queries: usize,
+    held: usize,
+    /// Whether the next tile is loaded while this one is worked on.
+    pub(super) early: bool,
+    blocks: usize,
+    shared: usize,
+}
+
+impl StepCut {
+    /// The cuts there and back, where one walk serves both: few tokens, few queries, and enough memories for two blocks on every
+    /// multiprocessor. Anything else takes the write and the read one after the other.
+    pub(super) fn new(cuda: &CudaDevice, s: WriteSizes, queries: usize) -> Option<[Self; 2]> {
+        let most = GROUPS[1];
+        if s.m > most || queries > most || s.n < 2 * cuda.multiprocessors() {
+            return None;
+        }
+        Some([Self::cut(cuda, s, queries, false)?, Self::cut(cuda, s, queries, true)?])
+    }
+
+    fn cut(cuda: &CudaDevice, s: WriteSizes, queries: usize, back: bool) -> Option<Self> {
+        let limit = cuda.shared_limit();
+        let (group, asked, keys) = (group_of(s.m), group_of(queries), s.dk().next_multiple_of(16));
+        let bytes = |(columns, buffers): (usize, usize)| {
+            // On the way back tiles of A and of its gradient take turns in three pieces, of which one is the next of A.
+            let pieces = if back { buffers + 1 } else { buffers };
+            // Sums of recall by every warp, of 16 columns each, and the queries' rows; before that r of a token, or products, by every warp.
+            let rows = if back { 16 * WARPS * group + columns * asked } else { 16 * WARPS * (s.m + queries) };
+            let rows = rows.max(WARPS * (2 * s.dm).max(group * asked));
+            4 * (pieces * keys * columns + (group + asked) * (keys + 5) + group * asked + rows)
+        };
+        let useful = |(columns, buffers): &(usize, usize)| *buffers == 1 || s.d > *columns;
+        let fits = |room: usize| {
+            let shapes = SHAPES.into_iter().filter(useful);
+            shapes.filter_map(|shape| Some((shape, held_blocks(keys, shape.0)?))).find(|(shape, _)| bytes(*shape) <= room - 1024)
+        };
+        let ((columns, buffers), held) = fits(limit / 2).or_else(|| fits(limit + 1024))?;
+        let shared = bytes((columns, buffers));
+        Some(StepCut { columns, group, queries: asked, held, early: buffers == 2, blocks: s.n, shared })
+    }
+
+    /// A kernel of `assoc_step.cu` on this cut.
+    pub(super) fn launch<'a>(&self, cuda: &'a CudaDevice, dtype: DType, name: &str) -> Result<Launch<'a>> {
+        let defines = [("C_COLUMNS", self.columns), ("C_GROUP", self.group), ("C_QUERIES", self.queries), ("C_HELD", self.held)];
+        Ok(cuda.kernel_with("assoc_step", dtype, &defines, name)?.grid(self.blocks, 1, 1).shared(self.shared))
     }
 }

@@ -67,6 +67,29 @@ fn read(
     residual: Option<&Tensor>,
 ) -> Result<Tensor> {
     let (a, z) = (&part(whole_a, rows.as_ref()), &part(whole_z, rows.as_ref()));
+    let sizes = checked(q, a, z, nu, residual)?;
+    if via_f32(q) {
+        let residual = residual.map(to_f32).transpose()?;
+        return cast(&self::read(&to_f32(q)?, whole_a, whole_z, rows, nu, residual.as_ref())?, DType::BF16);
+    }
+    let (Sizes { m: t, n: d, .. }, dm) = (sizes, q.shape().last());
+    let shape = q.shape().with_last(d);
+    let read = Read { q: q.detach(), a: a.clone(), z: z.clone(), rows, nu, sizes };
+    let y = Tensor::uninit(shape, q.dtype(), q.device())?; // [.., T, d]
+    if let Some((cuda, cut)) = read.few(Held { tiles: 1, recalls: true })? {
+        let launch = cut.launch(cuda, q.dtype(), "read_few")?.arg(q).arg(a).arg(z).arg(residual).arg(&y);
+        let launch = launch.arg(t as i32).arg(dm as i32).arg(nu as i32).arg(d as i32);
+        launch.arg(cut.buffers as i32).run()?;
+    } else {
+        let qn = read.features()?;
+        forward(&qn, &read.rounded_memory()?, &Linear { residual, ..Linear::default() }, read.sizes, &y, None)?;
+    }
+    let inputs: Vec<&Tensor> = [Some(q), Some(whole_a), Some(whole_z), residual].into_iter().flatten().collect();
+    Ok(record(&inputs, y, || ReadBackward { read, has_residual: residual.is_some() }))
+}
+
+/// T queries of each memory against dk keys of d values, if the operands of a read fit together.
+pub(super) fn checked(q: &Tensor, a: &Tensor, z: &Tensor, nu: usize, residual: Option<&Tensor>) -> Result<Sizes> {
     q.expect_float(OP, "the queries")?;
     let rank = q.shape().rank();
     if rank < 2 || q.elements() == 0 {
@@ -83,29 +106,12 @@ fn read(
         return Err(Error::shape(OP, "A", format!("{:?} and an axis of values", z.dims()), a.shape()));
     }
     let d = a.shape().last();
-    let shape = Shape::new(&[lead, &[t, d]].concat());
     if let Some(residual) = residual {
         residual.expect_dtype(OP, "the residual", q.dtype())?;
         residual.expect_device_of(OP, "the residual", q)?;
-        residual.expect_shape(OP, "the residual", shape)?;
+        residual.expect_shape(OP, "the residual", Shape::new(&[lead, &[t, d]].concat()))?;
     }
-    if via_f32(q) {
-        let residual = residual.map(to_f32).transpose()?;
-        return cast(&self::read(&to_f32(q)?, whole_a, whole_z, rows, nu, residual.as_ref())?, DType::BF16);
-    }
-    let sizes = Sizes { batch: z.elements() / dk, m: t, n: d, k: dk };
-    let read = Read { q: q.detach(), a: a.clone(), z: z.clone(), rows, nu, sizes };
-    let y = Tensor::uninit(shape, q.dtype(), q.device())?; // [.., T, d]
-    if let Some((cuda, cut)) = read.few(Held { tiles: 1, recalls: true })? {
-        let launch = cut.launch(cuda, q.dtype(), "read_few")?.arg(q).arg(a).arg(z).arg(residual).arg(&y);
-        let launch = launch.arg(t as i32).arg(dm as i32).arg(nu as i32).arg(d as i32);
-        launch.arg(cut.buffers as i32).run()?;
-    } else {
-        let qn = read.features()?;
-        forward(&qn, &read.rounded_memory()?, &Linear { residual, ..Linear::default() }, read.sizes, &y, None)?;
-    }
-    let inputs: Vec<&Tensor> = [Some(q), Some(whole_a), Some(whole_z), residual].into_iter().flatten().collect();
-    Ok(record(&inputs, y, || ReadBackward { read, has_residual: residual.is_some() }))
+    Ok(Sizes { batch: z.elements() / dk, m: t, n: d, k: dk })
 }
 
 struct Read {

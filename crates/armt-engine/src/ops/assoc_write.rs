@@ -75,37 +75,18 @@ pub fn assoc_write_in_place(w: AssocWrite<'_>, rows: Range<usize>) -> Result<(Te
 }
 
 fn write(w: AssocWrite<'_>, rows: Option<Range<usize>>, in_place: bool) -> Result<(Tensor, Tensor)> {
-    let (old_a, old_z) = (part(w.a, rows.as_ref()), part(w.z, rows.as_ref()));
-    let sizes = checked(&AssocWrite { a: &old_a, z: &old_z, ..w })?;
     if via_f32(w.k) {
         let (k, v, beta) = (to_f32(w.k)?, to_f32(w.v)?, to_f32(w.beta)?);
         return write(AssocWrite { k: &k, v: &v, beta: &beta, ..w }, rows, in_place);
     }
-    let all = rows.as_ref().is_none_or(|rows| rows.len() == w.a.shape()[0]);
-    let fresh = |t: &Tensor| if all { Tensor::uninit(t.shape(), DType::F32, t.device()) } else { copy_of(&t.detach()) };
-    let a = if in_place { w.a.detach() } else { fresh(w.a)? };
-    let z = fresh(w.z)?;
     let inputs = [w.k, w.v, w.beta, w.a, w.z];
-    let keep = in_place && is_recorded(&inputs);
-    let x = keep.then(|| Tensor::uninit(w.v.shape(), DType::F32, w.v.device())).transpose()?;
-    let saved = Saved {
-        k: w.k.detach(),
-        v: w.v.detach(),
-        beta: w.beta.detach(),
-        a: old_a,
-        z: old_z,
-        first: w.first.map(Tensor::detach),
-        correction: w.correction,
-        sizes,
-        rows,
-        x,
-    };
+    let (saved, a, z) = Saved::new(w, rows, in_place, in_place && is_recorded(&inputs))?;
     saved.forward(&part(&a, saved.rows.as_ref()), &part(&z, saved.rows.as_ref()), in_place)?;
     let [a, z] = record_all(&inputs, [a, z], || saved);
     Ok((a, z))
 }
 
-fn checked(w: &AssocWrite<'_>) -> Result<WriteSizes> {
+pub(super) fn checked(w: &AssocWrite<'_>) -> Result<WriteSizes> {
     w.k.expect_float(OP, "the keys")?;
     let rank = w.k.shape().rank();
     if rank < 2 || w.k.elements() == 0 {
@@ -142,23 +123,48 @@ fn checked(w: &AssocWrite<'_>) -> Result<WriteSizes> {
     Ok(WriteSizes { n, m, dm, d, nu: w.nu })
 }
 
-struct Saved {
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
+pub(super) struct Saved {
+    pub(super) k: Tensor,
+    pub(super) v: Tensor,
+    pub(super) beta: Tensor,
     /// The old memory, or where it was, if the write was in place.
-    a: Tensor,
-    z: Tensor,
-    first: Option<Tensor>,
-    correction: bool,
-    sizes: WriteSizes,
+    pub(super) a: Tensor,
+    pub(super) z: Tensor,
+    pub(super) first: Option<Tensor>,
+    pub(super) correction: bool,
+    pub(super) sizes: WriteSizes,
     /// Which rows of the whole memory these are; `None`: all.
-    rows: Option<Range<usize>>,
+    pub(super) rows: Option<Range<usize>>,
     /// What a write in place added to each key, f32 `[.., m, d]`, if it is to be taken back.
-    x: Option<Tensor>,
+    pub(super) x: Option<Tensor>,
 }
 
 impl Saved {
+    /// The operands, checked, and whole tensors that the new A and z are to be written to: of rows that rest they have the old values.
+    /// With `keep` there is room for what the write adds.
+    pub(super) fn new(w: AssocWrite<'_>, rows: Option<Range<usize>>, in_place: bool, keep: bool) -> Result<(Self, Tensor, Tensor)> {
+        let (old_a, old_z) = (part(w.a, rows.as_ref()), part(w.z, rows.as_ref()));
+        let sizes = checked(&AssocWrite { a: &old_a, z: &old_z, ..w })?;
+        let all = rows.as_ref().is_none_or(|rows| rows.len() == w.a.shape()[0]);
+        let fresh = |t: &Tensor| if all { Tensor::uninit(t.shape(), DType::F32, t.device()) } else { copy_of(&t.detach()) };
+        let a = if in_place { w.a.detach() } else { fresh(w.a)? };
+        let z = fresh(w.z)?;
+        let x = keep.then(|| Tensor::uninit(w.v.shape(), DType::F32, w.v.device())).transpose()?;
+        let saved = Saved {
+            k: w.k.detach(),
+            v: w.v.detach(),
+            beta: w.beta.detach(),
+            a: old_a,
+            z: old_z,
+            first: w.first.map(Tensor::detach),
+            correction: w.correction,
+            sizes,
+            rows,
+            x,
+        };
+        Ok((saved, a, z))
+    }
+
     fn forward(&self, a: &Tensor, z: &Tensor, in_place: bool) -> Result<()> {
         let Some(cuda) = cuda_of(&self.k) else {
             return self.on_cpu(|w| {
@@ -179,7 +185,7 @@ impl Saved {
     }
 
     /// Puts the old memory back where it was.
-    fn undo(&self) -> Result<()> {
+    pub(super) fn undo(&self) -> Result<()> {
         let Some(x) = &self.x else { return Ok(()) };
         let Some(cuda) = cuda_of(&self.k) else {
             return self.on_cpu(|w| {

@@ -5,6 +5,8 @@
 //! prmt:        first and last m rows of x <- M;             y = block(x);  M <- last m rows of y
 //! window:      y = block(x seeing the previous segment);    the window <- this segment's keys and values, detached
 //! ```
+//!
+//! In training an associative write waits for the read that follows it, so that one pass over A does both.
 
 use std::ops::Range;
 
@@ -17,8 +19,7 @@ use crate::error::{Error, Result};
 use crate::model::{Attend, Model, Padding};
 use crate::schedule::Backprop;
 
-/// The memory of some layers, stacked: what a layer's step takes and gives back.
-#[derive(Clone)]
+/// The memory of some layers, stacked: what a layer's step takes and gives back. No two may wait for the same write, so it is not cloned.
 pub(crate) struct LayerMemory {
     /// Which layers, n of them.
     layers: Range<usize>,
@@ -26,16 +27,46 @@ pub(crate) struct LayerMemory {
 }
 
 /// What the layers keep.
-#[derive(Clone)]
 pub(crate) enum Kind {
-    /// A `[n, B, dk, d]`, z `[n, B, dk]`, and for each layer whether it still is empty.
-    Associative { a: Tensor, z: Tensor, empty: Vec<bool> },
+    /// A `[n, B, dk, d]`, z `[n, B, dk]`, for each layer whether it still is empty, and a write that waits.
+    Associative { a: Tensor, z: Tensor, empty: Vec<bool>, pending: Option<Pending> },
     /// Memory tokens `[n, B, m, d]`.
     Prmt(Tensor),
     /// The previous segment's packed queries, keys and values `[n, B, T, ..]` and its mask `[n, B, T]`; nothing before the first.
     Window(Option<(Tensor, Tensor)>),
     /// Nothing.
     None,
+}
+
+/// A write that is decided but not yet done, of n layers.
+pub(crate) struct Pending {
+    /// Which layers of the memory, by their place in the stack.
+    rows: Range<usize>,
+    k: Tensor,             // [n, B, m, d_mem]
+    v: Tensor,             // [n, B, m, d]
+    beta: Tensor,          // [n, B, m]
+    first: Option<Tensor>, // [n, B]
+    correction: bool,
+    nu: usize,
+}
+
+impl Pending {
+    /// The write to a memory.
+    fn to<'a>(&'a self, a: &'a Tensor, z: &'a Tensor) -> AssocWrite<'a> {
+        let Pending { k, v, beta, first, correction, nu, .. } = self;
+        AssocWrite { k, v, beta, a, z, first: first.as_ref(), correction: *correction, nu: *nu }
+    }
+
+    /// The same with no gradient going back through layers `rows` of the memory.
+    fn cut(self, rows: &Range<usize>) -> Result<Self> {
+        let own = rows.start.max(self.rows.start)..rows.end.min(self.rows.end);
+        if own.is_empty() {
+            return Ok(self);
+        }
+        let own = own.start - self.rows.start..own.end - self.rows.start;
+        let cut = |t: &Tensor| ops::cut_rows(t, own.clone());
+        Ok(Pending { k: cut(&self.k)?, v: cut(&self.v)?, beta: cut(&self.beta)?, ..self })
+    }
 }
 
 impl LayerMemory {
@@ -46,6 +77,7 @@ impl LayerMemory {
                 a: ops::rows(a, layers.clone())?,
                 z: ops::rows(z, layers.clone())?,
                 empty: vec![state.is_empty(); layers.len()],
+                pending: None,
             },
             Content::Prmt(Some(m)) => Kind::Prmt(ops::rows(m, layers.clone())?),
             Content::Prmt(None) => {
@@ -86,7 +118,8 @@ impl LayerMemory {
     pub(crate) fn cut(mut self, layers: Range<usize>) -> Result<Self> {
         let rows = self.rows(&layers);
         match &mut self.kind {
-            Kind::Associative { a, z, .. } => {
+            Kind::Associative { a, z, pending, .. } => {
+                *pending = pending.take().map(|write| write.cut(&rows)).transpose()?;
                 *a = ops::cut_rows(a, rows.clone())?;
                 *z = ops::cut_rows(z, rows)?;
             }
@@ -102,8 +135,19 @@ impl LayerMemory {
         layers.start - self.layers.start..layers.end - self.layers.start
     }
 
+    /// The same with nothing waiting to be written.
+    fn settled(mut self) -> Result<Self> {
+        if let Kind::Associative { a, z, pending, .. } = &mut self.kind
+            && let Some(write) = pending.take()
+        {
+            (*a, *z) = ops::assoc_write_in_place(write.to(a, z), write.rows.clone())?;
+        }
+        Ok(self)
+    }
+
     /// Memories of neighbouring layers, one after the other, as one.
-    pub(crate) fn join(parts: &[LayerMemory]) -> Result<Self> {
+    pub(crate) fn join(parts: Vec<LayerMemory>) -> Result<Self> {
+        let parts = parts.into_iter().map(LayerMemory::settled).collect::<Result<Vec<_>>>()?;
         let Some((first, last)) = parts.first().zip(parts.last()) else {
             return Err(Error::Argument("no layers to join".into()));
         };
@@ -119,6 +163,7 @@ impl LayerMemory {
                     .iter()
                     .flat_map(|p| if let Kind::Associative { empty, .. } = &p.kind { empty.clone() } else { vec![] })
                     .collect(),
+                pending: None,
             },
             Kind::Prmt(_) => Kind::Prmt(gather(&|k| if let Kind::Prmt(m) = k { Some(m.clone()) } else { None })?),
             Kind::Window(Some(_)) => Kind::Window(Some((
@@ -133,7 +178,7 @@ impl LayerMemory {
 
     /// The whole state after the last layer wrote. On a tape A gets a buffer of its own: that of the steps is unwound on the way back.
     pub(crate) fn into_state(self, tape: &Tape, batch: usize, tokens_read: u64, segments_read: u64) -> Result<MemoryState> {
-        let content = match self.kind {
+        let content = match self.settled()?.kind {
             Kind::Associative { a, z, .. } => {
                 let a = if tape.is_recording() { ops::scale(&a, 1.0)? } else { a };
                 Content::Associative { a, z }
@@ -189,21 +234,11 @@ impl Model {
             false => self.segment_block(tape, &layers, x, padding),
         };
         let (y, kind) = match &memory.kind {
-            Kind::Associative { a, z, empty } => {
-                let y = block(&self.associative_read(tape, layers.clone(), x, &memory)?)?;
-                let (a, z) = self.associative_write(
-                    tape,
-                    layers.clone(),
-                    &y,
-                    a,
-                    z,
-                    &empty[rows.clone()],
-                    rows.clone(),
-                    backprop.unwinds(self.dtype()),
-                )?;
-                let mut empty = empty.clone();
-                empty[rows].fill(false);
-                (y, Kind::Associative { a, z, empty })
+            Kind::Associative { .. } => {
+                let (x, memory) = self.settling_read(tape, layers.clone(), x, memory)?;
+                let y = block(&x)?;
+                let memory = self.associative_write(tape, layers, &y, memory, backprop.unwinds(self.dtype()))?;
+                return Ok((y, memory));
             }
             Kind::Prmt(whole) => {
                 let m = ops::rows(whole, rows.clone())?;
@@ -262,36 +297,72 @@ impl Model {
 
     /// x plus what the memory associates with it. An empty memory adds nothing.
     pub(crate) fn associative_read(&self, tape: &Tape, layers: Range<usize>, x: &Tensor, memory: &LayerMemory) -> Result<Tensor> {
-        let Kind::Associative { a, z, empty } = &memory.kind else { return Ok(x.clone()) };
+        let Kind::Associative { a, z, empty, .. } = &memory.kind else { return Ok(x.clone()) };
         let rows = memory.rows(&layers);
         if empty[rows.clone()].iter().all(|e| *e) {
             return Ok(x.clone());
         }
-        let (config, weights) = self.associative()?;
-        let q = ops::linear(x, &tape.param_rows(&weights.query, layers.clone())?, Linear::default())?; // [n, B, T, d_mem]
-        let Some(with) = &config.memory_layers else {
-            return Ok(ops::assoc_read_rows(&q, a, z, rows, config.nu, Some(x))?);
+        let (q, nu) = self.query(tape, &layers, x)?;
+        self.with_reading(&layers, x, |residual| Ok(ops::assoc_read_rows(&q, a, z, rows, nu, residual)?))
+    }
+
+    /// The same, with the write done that the memory may still wait for. Where exactly the layers that were written are read, as in all but
+    /// the ramps at both ends of a text, it is one pass.
+    fn settling_read(
+        &self,
+        tape: &Tape,
+        layers: Range<usize>,
+        x: &Tensor,
+        mut memory: LayerMemory,
+    ) -> Result<(Tensor, LayerMemory)> {
+        let rows = memory.rows(&layers);
+        let Kind::Associative { a, z, pending, .. } = &mut memory.kind else { return Ok((x.clone(), memory)) };
+        let Some(write) = pending.take_if(|write| write.rows == rows) else {
+            let memory = memory.settled()?;
+            return Ok((self.associative_read(tape, layers, x, &memory)?, memory));
         };
+        let (q, _) = self.query(tape, &layers, x)?;
+        let y = self.with_reading(&layers, x, |residual| {
+            let y;
+            (*a, *z, y) = ops::assoc_write_read(write.to(a, z), rows, &q, residual)?;
+            Ok(y)
+        })?;
+        Ok((y, memory))
+    }
+
+    /// Raw queries of x `[n, B, T, d]`, `[n, B, T, d_mem]`, and the order of their features.
+    fn query(&self, tape: &Tape, layers: &Range<usize>, x: &Tensor) -> Result<(Tensor, usize)> {
+        let (config, weights) = self.associative()?;
+        Ok((ops::linear(x, &tape.param_rows(&weights.query, layers.clone())?, Linear::default())?, config.nu))
+    }
+
+    /// x plus what `read` gives; it adds a residual that it is given itself.
+    fn with_reading(
+        &self,
+        layers: &Range<usize>,
+        x: &Tensor,
+        read: impl FnOnce(Option<&Tensor>) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let Some(with) = &self.associative()?.0.memory_layers else { return read(Some(x)) };
         // Layers without a memory run along in the batch; what they read counts nothing.
-        let y = ops::assoc_read_rows(&q, a, z, rows, config.nu, None)?;
-        let share: Vec<f32> = layers.map(|l| f32::from(u8::from(with.contains(&l)))).collect();
+        let y = read(None)?;
+        let share: Vec<f32> = layers.clone().map(|l| f32::from(u8::from(with.contains(&l)))).collect();
         let share = self.constant(&share, &[share.len(), 1, 1, 1])?;
         Ok(ops::add(x, &ops::mul(&y, &ops::cast(&share, y.dtype())?)?)?)
     }
 
-    /// The memory after the last m rows of y `[n, B, T, d]` were written to its rows `rows`.
-    #[expect(clippy::too_many_arguments, reason = "a memory is three things")]
+    /// The memory after the last m rows of y `[n, B, T, d]` were written for layers `layers`. A memory that is unwound on the way back may
+    /// wait for its next read.
     fn associative_write(
         &self,
         tape: &Tape,
         layers: Range<usize>,
         y: &Tensor,
-        a: &Tensor,
-        z: &Tensor,
-        empty: &[bool],
-        rows: Range<usize>,
+        mut memory: LayerMemory,
         unwind: bool,
-    ) -> Result<(Tensor, Tensor)> {
+    ) -> Result<LayerMemory> {
+        let rows = memory.rows(&layers);
+        let Kind::Associative { a, z, empty, pending } = &mut memory.kind else { return Ok(memory) };
         let (config, weights) = self.associative()?;
         let (n, batch, t, m) = (y.dims()[0], y.dims()[1], y.dims()[2], config.tokens);
         let tokens = ops::narrow(y, 2, t - m, m)?; // [n, B, m, d]
@@ -301,15 +372,19 @@ impl Model {
         let bias = weight(&weights.beta_bias)?;
         let beta = ops::linear(&tokens, &weight(&weights.beta)?, Linear { bias: Some(&bias), ..Linear::default() })?;
         let beta = ops::reshape(&beta, [n, batch, m])?;
-        let first = if empty.contains(&true) {
-            let flags: Vec<i32> = empty.iter().flat_map(|e| std::iter::repeat_n(i32::from(*e), batch)).collect();
+        let first = if empty[rows.clone()].contains(&true) {
+            let flags: Vec<i32> = empty[rows.clone()].iter().flat_map(|e| std::iter::repeat_n(i32::from(*e), batch)).collect();
             Some(self.constant(&flags, &[n, batch])?)
         } else {
             None
         };
-        let write =
-            AssocWrite { k: &k, v: &v, beta: &beta, a, z, first: first.as_ref(), correction: config.correction, nu: config.nu };
-        let in_place = unwind || !tape.is_recording();
-        Ok(if in_place { ops::assoc_write_in_place(write, rows)? } else { ops::assoc_write_rows(write, rows)? })
+        empty[rows.clone()].fill(false);
+        let write = Pending { rows: rows.clone(), k, v, beta, first, correction: config.correction, nu: config.nu };
+        match (tape.is_recording(), unwind) {
+            (true, true) => *pending = Some(write),
+            (true, false) => (*a, *z) = ops::assoc_write_rows(write.to(a, z), rows)?,
+            (false, _) => (*a, *z) = ops::assoc_write_in_place(write.to(a, z), rows)?,
+        }
+        Ok(memory)
     }
 }

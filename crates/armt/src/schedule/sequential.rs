@@ -63,6 +63,6 @@ impl Schedule for Sequential {
                 segments_read: count,
             });
         }
-        LayerMemory::join(&memories)?.into_state(tape, state.batch, tokens, count)
+        LayerMemory::join(memories)?.into_state(tape, state.batch, tokens, count)
     }
 }

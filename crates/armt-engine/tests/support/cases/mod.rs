@@ -41,3 +41,8 @@ pub fn all() -> Vec<Case> {
     ];
     groups.into_iter().flatten().collect()
 }
+
+/// Cases too large for differences of plain loops, where one device is compared with another.
+pub fn large() -> Vec<Case> {
+    assoc::large()
+}

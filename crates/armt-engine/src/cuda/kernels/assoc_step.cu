@@ -1,0 +1,328 @@
+// A write of at most C_GROUP tokens and the read of at most C_QUERIES queries that follows it, in one walk over A, and the way back of both
+// in one walk over A' and its gradient. A block has one memory. The pieces are in assoc_tile.cuh, the formulas in ops/assoc_write_read.rs.
+//
+// What passes between the two goes through S_iq = phi_i . phi_q, of written token i and query q, which is made once for all tiles:
+//   forward   A'^T phi_q = A^T phi_q + sum_i S_iq x_i: tokens and queries ask the same tile, and no one waits for A',
+//   back      with G = dA' + sum_q phi_q (x) y_q, G^T phi_i = dA'^T phi_i + sum_q S_iq y_q: G is made where it is used, in registers.
+constexpr int WRITTEN = C_GROUP, ASKED = C_QUERIES;
+// Blocks on a multiprocessor of the way there, and of the way back.
+constexpr int LIGHT = WRITTEN == 8 && !TWO_PARTS ? 3 : 2, HEAVY = HELD * (WRITTEN + ASKED) / 8 > 9 ? 1 : 2;
+
+// What a block has in shared memory: `tiles` tiles, features of the tokens and of the queries, S [token][query], `rows` floats for sums and
+// what is made of them, and numbers of each token and query.
+struct Step {
+    float *tiles, *s, *rows;
+    Held written, asked;
+    __device__ __forceinline__ Step(const Tokens<WRITTEN>& t, int count, int floats) {
+        tiles = (float*)shared_floats;
+        written.phi = tiles + count * t.keys() * COLUMNS;
+        asked.phi = written.phi + WRITTEN * t.keys();
+        s = asked.phi + ASKED * t.keys();
+        rows = s + WRITTEN * ASKED;
+        // r of a token of every warp, and every warp's part of S, before the first tile.
+        asked.numbers(written.numbers(rows + max(floats, WARPS * max(t.width(), WRITTEN * ASKED)), WRITTEN), ASKED);
+        written.rows = rows;
+    }
+};
+
+// Features of all tokens and queries, with the normaliser z of the former and z_asked of the latter, and S. Ends with a barrier.
+__device__ __forceinline__ void load_both(const Tokens<WRITTEN>& t, const Tokens<ASKED>& q, const Step& s, const float* z_asked) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, l = lane % 4;
+    float* r = s.rows + warp * t.width();
+    {
+        Normaliser z(t.z, t.dk());
+#pragma unroll 1
+        for (int slot = warp; slot < WRITTEN; slot += WARPS) load_token(t, s.written, z, slot, r), __syncwarp();
+    }
+    {
+        Normaliser z(z_asked, t.dk());
+#pragma unroll 1
+        for (int slot = warp; slot < ASKED; slot += WARPS) load_token(q, s.asked, z, slot, r), __syncwarp();
+    }
+    __syncthreads();
+    // Queries are the product's rows, tokens its columns. In two parts always: denominators are made of it.
+    float sum[WRITTEN / 8][4] = {};
+#pragma unroll 1
+    for (int f = warp * 8 + l; f < t.keys(); f += WARPS * 8) {
+        Operand<4, true> a;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int query = g + i % 2 * 8;
+            a.set(i, query < ASKED ? s.asked.phi[at_feature<ASKED>(f + i / 2 * 4, query)] : 0.f);
+        }
+#pragma unroll
+        for (int e = 0; e < WRITTEN / 8; e++) {
+            Operand<2, true> b;
+#pragma unroll
+            for (int i = 0; i < 2; i++) b.set(i, s.written.phi[at_feature<WRITTEN>(f + i * 4, e * 8 + g)]);
+            multiply(sum[e], a, b);
+        }
+    }
+    float* part = s.rows + warp * WRITTEN * ASKED;
+#pragma unroll
+    for (int e = 0; e < WRITTEN / 8; e++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (int query = g + i / 2 * 8; query < ASKED) part[(e * 8 + l * 2 + i % 2) * ASKED + query] = sum[e][i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < WRITTEN * ASKED; i += THREADS) {
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) total += s.rows[w * WRITTEN * ASKED + i];
+        s.s[i] = total;
+    }
+    __syncthreads();
+}
+
+// A' takes A's place, z' = z + sum_i gamma_i phi_i, y = residual + A'^T phi_q / (z' . phi_q + eps): block n, for m tokens and `count` queries.
+// `kept`, if given, receives what was added to each key, [n, m, d].
+extern "C" __global__ void __launch_bounds__(THREADS, LIGHT)
+write_read(const T* k, const T* v, const T* beta, float* a, const float* z, const int* empty, float* z_new, float* kept, const T* queries,
+           const T* residual, T* y, int m, int count, int dm, int nu, int d, int buffers, bool correction) {
+    i64 n = blockIdx.x;
+    Tokens<WRITTEN> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, correction && !(empty && empty[n])};
+    Tokens<ASKED> q = {queries + n * count * dm, nullptr, t.z, count, dm, nu, false};
+    Step s(t, buffers, (m + count) * WALKERS * COLUMNS);
+    Tiles tiles(d, 0, 1, buffers);
+    int size = t.keys() * COLUMNS;
+    // Sums of every walker for the tokens, [walker][token][column], and behind them for the queries. x takes the place of the first walker's.
+    float* asked_rows = s.rows + WALKERS * m * COLUMNS;
+    a += n * t.dk() * d, v += n * m * d, y += n * count * d;
+    if (kept) kept += n * m * d;
+    if (residual) residual += n * count * d;
+    auto fetch = [&](int i) { fetch_tile(s.tiles + i % buffers * size, a, t.dk(), d, tiles.column(i)); };
+    tiles.begin(fetch);
+    Ahead<WRITTEN> values;
+    Ahead<ASKED> old = {};
+    values.load(v, m, d, tiles.column(0));
+    if (residual) old.load(residual, count, d, tiles.column(0));
+    fill_up(t, s.tiles, buffers);
+    load_both(t, q, s, t.z);
+    add_features(t, s.written, s.written.gamma, t.z, z_new + n * t.dk());
+    // z' . phi_q
+    if (threadIdx.x < ASKED) {
+        float den = s.asked.den[threadIdx.x];
+        for (int i = 0; i < m; i++) den += s.written.gamma[i] * s.s[i * ASKED + threadIdx.x];
+        s.asked.den[threadIdx.x] = den;
+    }
+    for (int i = 0; i < tiles.count; i++) {
+        float* held = s.tiles + i % buffers * size;
+        int from = tiles.column(i);
+        bool more = i + 1 < tiles.count;
+        tiles.next(i, fetch);
+        tiles.ready();
+        {
+            Own own;
+            int first = own.walker * 8;
+            const float* column = recall_column(held, first, own);
+            Recaller<WRITTEN> tokens(s.written.phi, first, own);
+            Recaller<ASKED> asked(s.asked.phi, first, own);
+#pragma unroll 2
+            for (int f = 0; f < t.keys() - first; f += WALKERS * 8) {
+                Operand<4> part = recall_operand(column, f);
+                tokens.add(part, f);
+                asked.add(part, f);
+            }
+            tokens.store(s.rows + own.walker * m * COLUMNS, m, own);
+            asked.store(asked_rows + own.walker * count * COLUMNS, count, own);
+        }
+        __syncthreads();
+        each_own<WRITTEN>([&](int e, int token, int column) {
+            if (token >= m) return;
+            int col = from + column, place = at_row(token, column);
+            float w = 0;
+#pragma unroll
+            for (int walker = 0; walker < WALKERS; walker++) w += s.rows[walker * m * COLUMNS + place];
+            float added = s.written.b[token] * (values.value[e] - w / s.written.den[token]);
+            s.rows[place] = added;
+            if (kept && col < d) kept[(i64)token * d + col] = added;
+        });
+        if (more) values.load(v, m, d, tiles.column(i + 1));
+        __syncthreads();
+        // Behind the last token's x there are sums, which zero features make nothing of.
+        update(t, s.written, held, s.rows, false, false, a, d, from);
+        each_own<ASKED>([&](int e, int query, int column) {
+            int col = from + column;
+            if (query >= count || col >= d) return;
+            float sum = 0;
+#pragma unroll
+            for (int walker = 0; walker < WALKERS; walker++) sum += asked_rows[walker * count * COLUMNS + at_row(query, column)];
+            for (int token = 0; token < m; token++) sum += s.s[token * ASKED + query] * s.rows[at_row(token, column)];
+            y[(i64)query * d + col] = from_f32<T>(sum / s.asked.den[query] + old.value[e]);
+        });
+        if (residual && more) old.load(residual, count, d, tiles.column(i + 1));
+    }
+}
+
+// The way back of both: block n. a is A' and becomes A, taking `kept` back, or zero where it was empty; h turns from dz' to dz and, if `change`,
+// grad from dA' to dA; with dk, dv and dbeta of the tokens and dq of the queries. Tiles of A' and of its gradient take turns in two pieces
+// of shared memory, or with `early` in three, so that the next tile of A' is on its way.
+extern "C" __global__ void __launch_bounds__(THREADS, HEAVY)
+write_read_backward(const T* k, const T* v, const T* beta, float* a, const float* z, const float* z_new, const int* empty, const float* kept,
+                    const T* queries, const T* dy, float* grad, float* h, bool change, T* dk_out, T* dv, T* dbeta, T* dq, int m, int count,
+                    int dm, int nu, int d, bool early, bool correction) {
+    i64 n = blockIdx.x;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    bool blank = empty && empty[n];
+    Tokens<WRITTEN> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, correction && !blank};
+    Tokens<ASKED> q = {queries + n * count * dm, nullptr, z_new + n * 2 * dm * nu, count, dm, nu, false};
+    int pieces = early ? 3 : 2, dk = t.dk(), size = t.keys() * COLUMNS;
+    Step s(t, pieces, (WRITTEN * WALKERS + ASKED) * COLUMNS);
+    Tiles tiles(d, 0, 1, 1);
+    // x and dw of each token take the place of the first split's sums; y = dy / den of each query is behind them.
+    float *x = s.rows, *dw = s.rows + WALKERS / 2 * WRITTEN * COLUMNS, *ys = s.rows + WALKERS * WRITTEN * COLUMNS;
+    a += n * dk * d, grad += n * dk * d, h += n * dk, v += n * m * d, dv += n * m * d, kept += n * m * d, dy += n * count * d;
+    dk_out += n * m * dm, dbeta += n * m, dq += n * count * dm;
+    // Piece j is A' of tile j / 2, or dA'.
+    auto piece = [&](int j) { return s.tiles + j % pieces * size; };
+    auto fetch = [&](int j) {
+        if (j / 2 < tiles.count) fetch_tile(piece(j), j % 2 ? grad : a, dk, d, tiles.column(j / 2));
+        commit();
+    };
+    fetch(0);
+    fetch(1);
+    Ahead<WRITTEN> values, taken;
+    Ahead<ASKED> asked;
+    values.load(v, m, d, 0);
+    taken.load(kept, m, d, 0);
+    asked.load(dy, count, d, 0);
+    fill_up(t, s.tiles, pieces);
+    load_both(t, q, s, q.z);
+    Projections<ASKED> dqn;
+    Projections<WRITTEN> dphi;
+    for (int i = 0; i < tiles.count; i++) {
+        float *held = piece(2 * i), *grad_held = piece(2 * i + 1);
+        int from = tiles.column(i);
+        bool more = i + 1 < tiles.count;
+        __syncthreads();
+        if (i > 0 && !early) fetch(2 * i);
+        if (i > 0) fetch(2 * i + 1);
+        if (early) fetch(2 * i + 2);
+        // y serves features as qn does, and dqn is divided by den.
+        each_own<ASKED>([&](int e, int query, int column) { ys[at_row(query, column)] = asked.value[e] / s.asked.den[query]; });
+        each_own<WRITTEN>([&](int e, int token, int column) { x[at_row(token, column)] = blank ? 0.f : -taken.value[e]; });
+        if (more) {
+            asked.load(dy, count, d, tiles.column(i + 1));
+            taken.load(kept, m, d, tiles.column(i + 1));
+        }
+        if (early) wait<2>();
+        else wait<1>();
+        __syncthreads();
+        // The tile is A': what the queries make of it, and back to A, here and where it lies.
+        {
+            Own own;
+            Projector<ASKED> by_y(ys, own);
+            Updater<WRITTEN> back(x, own);
+#pragma unroll
+            for (int j = 0; j < HELD; j++) {
+                int first = dqn.key(j, own);
+                if (first >= t.keys()) continue;
+                __syncwarp(); // stores may have parted the lanes
+                float4 tile[2];
+                load_own(tile, held, first, own);
+                by_y.add(dqn.sum[j], tile);
+                if (blank) tile[0] = tile[1] = make_float4(0.f, 0.f, 0.f, 0.f);
+                back.add(tile, s.written.phi, first, own);
+                store_own(tile, held, first, own);
+                save_own(tile, a, dk, d, from, first, own);
+            }
+        }
+        if (early) wait<1>();
+        else wait<0>();
+        __syncthreads();
+        recall<2>(t, s.written, held, (int)(grad_held - held));
+        __syncthreads();
+        each_own<WRITTEN>([&](int own, int token, int column) {
+            int col = from + column, place = at_row(token, column);
+            float b = s.written.b[token], scale = 1.f / s.written.den[token];
+            float w = recalled<2>(t, s.written, 0, place), e = recalled<2>(t, s.written, 1, place);
+#pragma unroll
+            for (int query = 0; query < ASKED; query += 4) {
+                float4 near = *(const float4*)(s.s + token * ASKED + query);
+                e += near.x * ys[at_row(query, column)] + near.y * ys[at_row(query + 1, column)];
+                e += near.z * ys[at_row(query + 2, column)] + near.w * ys[at_row(query + 3, column)];
+            }
+            float u = values.value[own] - w * scale;
+            x[place] = b * u;
+            dw[place] = -b * scale * e;
+            if (token < m && col < d) dv[(i64)token * d + col] = from_f32<T>(b * e);
+            float db = e * u, dden = b * e * w * scale * scale;
+#pragma unroll
+            for (int mask = COLUMNS / 2; mask; mask >>= 1) {
+                db += __shfl_xor_sync(~0u, db, mask);
+                dden += __shfl_xor_sync(~0u, dden, mask);
+            }
+            if (column == 0) s.written.db[token] += db, s.written.dden[token] += dden;
+        });
+        if (more) values.load(v, m, d, tiles.column(i + 1));
+        __syncthreads();
+        // dphi += A dw + G x, and G becomes dA.
+        {
+            Own own;
+            Projector<WRITTEN> by_dw(dw, own), by_x(x, own);
+            Updater<ASKED> read(ys, own);
+            Updater<WRITTEN> wrote(dw, own);
+#pragma unroll
+            for (int j = 0; j < HELD; j++) {
+                int first = dphi.key(j, own);
+                if (first >= t.keys()) continue;
+                __syncwarp(); // stores may have parted the lanes
+                float4 tile[2];
+                load_own(tile, held, first, own);
+                by_dw.add(dphi.sum[j], tile);
+                load_own(tile, grad_held, first, own);
+                read.add(tile, s.asked.phi, first, own);
+                by_x.add(dphi.sum[j], tile);
+                if (change) {
+                    wrote.add(tile, s.written.phi, first, own);
+                    save_own(tile, grad, dk, d, from, first, own);
+                }
+            }
+        }
+    }
+    // The sides' sums are added in order where the tiles were: [query][dk], then [token][dk].
+    float *asked_sums = s.tiles, *written_sums = s.tiles + count * dk;
+#pragma unroll
+    for (int side = 0; side < SIDES; side++) {
+        __syncthreads();
+        if (warp % SIDES != side) continue;
+        dqn.each([&](int query, int key, float value) {
+            if (query < count && key < dk) asked_sums[query * dk + key] = side == 0 ? value : asked_sums[query * dk + key] + value;
+        });
+        dphi.each([&](int token, int key, float value) {
+            if (token < m && key < dk) written_sums[token * dk + key] = side == 0 ? value : written_sums[token * dk + key] + value;
+        });
+    }
+    __syncthreads();
+    // From dphi of a token, `row`, through DPFP, by a warp.
+    auto slopes = [&](const T* token, const float* row, T* out) {
+        float* r = s.rows + warp * t.width();
+        __syncwarp(); // the last one's are done with
+        for (int c = lane; c < t.width(); c += 32) r[c] = rectified(token, c, dm);
+        __syncwarp();
+        for (int c = lane; c < dm; c += 32) {
+            float slope = dpfp_slope(to_f32(token[c]), c, dm, nu, [&](int j) { return r[j]; }, [&](int f) { return row[f]; });
+            out[c] = from_f32<T>(slope);
+        }
+    };
+    // dphi = dqn / den + dden z' with dden = -(dqn . phi) / den^2. A warp for a query.
+    for (int i = warp; i < count; i += WARPS) {
+        float *row = asked_sums + i * dk, gk = 0;
+        for (int f = lane; f < dk; f += 32) gk += row[f] * s.asked.phi[at_feature<ASKED>(f, i)];
+        float dden = -warp_sum(gk) / s.asked.den[i];
+        for (int f = lane; f < dk; f += 32) row[f] += dden * q.z[f];
+        if (lane == 0) s.asked.dden[i] = dden;
+        slopes(q.k + (i64)i * dm, row, dq + i * dm);
+    }
+    __syncthreads();
+    add_features(q, s.asked, s.asked.dden, h, h); // all of dz' from here on
+    __syncthreads();
+    for (int i = warp; i < m; i += WARPS) {
+        float *row = written_sums + i * dk, gamma = s.written.gamma[i], dden = s.written.dden[i], b = s.written.b[i];
+        for (int f = lane; f < dk; f += 32) row[f] += gamma * h[f] + dden * t.z[f];
+        slopes(t.k + (i64)i * dm, row, dk_out + i * dm);
+        if (lane == 0) dbeta[i] = from_f32<T>(s.written.db[i] * b * (1.f - b));
+    }
+    __syncthreads();
+    add_features(t, s.written, s.written.dden, h, h);
+}

@@ -1,0 +1,493 @@
+// What the kernels share that walk over a memory A [dk, d] once, in tiles of C_COLUMNS columns (assoc_walk.cu, assoc_step.cu). A block of 256
+// threads has one memory, or a share of its tiles, and the next tile is on its way while it works on this one.
+//
+// Products are taken on tensor cores. For tokens in f32 each operand is two tf32 parts, x = hi + lo: hi hi + hi lo + lo hi is as good as f32.
+// For tokens in bf16 it is one, rounded: 2^-12 of it, where the tokens themselves are off by 2^-9. A stays f32, and what a write added is taken
+// back with the same rounding. They are of three kinds, for GROUP tokens (8 or 16; more come in groups) and blocks of 16 keys or columns:
+//   recall   tile^T phi [columns, tokens], summed over keys; the keys are dealt to the warps, whose sums are added in order,
+//   update   tile += phi x [keys, columns], summed over tokens,
+//   project  tile x^T [keys, tokens], summed over columns. It stays in registers from tile to tile, C_HELD blocks of keys in a warp; 0
+//            is for keys too many for that, whose sums are in memory.
+// In update and project a lane has the same elements of a tile: rows g and g + 8 of a block and columns 4t to 4t + 3 of 16, where
+// g = lane / 4 and t = lane % 4. Operands' columns are taken in an order that makes them so.
+//
+// Everything in shared memory is swizzled in eighths of a row, so that no access meets a bank twice and nothing is spent on padding. Keys are
+// filled up with zero rows to a multiple of 16, tokens with zero features.
+constexpr int COLUMNS = C_COLUMNS, HELD = C_HELD, THREADS = 256, WARPS = THREADS / 32;
+constexpr float EPSILON = 1e-5f;
+constexpr bool TWO_PARTS = sizeof(T) == 4;
+// Blocks of 16 columns of a tile, and the warps of each of them, which walk down the keys side by side.
+constexpr int SIDES = COLUMNS / 16, WALKERS = WARPS / SIDES;
+// A thread's elements of a group's rows in a tile.
+constexpr int own_of(int group) { return (group * COLUMNS + THREADS - 1) / THREADS; }
+
+extern __shared__ float4 shared_floats[];
+
+// threadIdx.x, asked for anew, so that the many offsets made of it do not stay in registers from tile to tile.
+__device__ __forceinline__ u32 thread() {
+    u32 x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+
+// Where a thread works on a tile: its lane, its warp's side, and which of the side's walkers the warp is.
+struct Own {
+    int lane, side, walker;
+    __device__ __forceinline__ Own() {
+        u32 own = thread();
+        lane = own % 32, side = own / 32 % SIDES, walker = own / 32 / SIDES;
+    }
+};
+
+// Offset of an element of a tile.
+__device__ __forceinline__ int at(int key, int column) {
+    int turn = COLUMNS == 32 ? (key & 1) << 1 | (key >> 1 & 1) : key >> 1 & 1;
+    return key * COLUMNS + (column ^ turn << 3);
+}
+// Offset of an element of tokens' rows in a tile's columns.
+__device__ __forceinline__ int at_row(int token, int column) { return token * COLUMNS + (column ^ (token >> 1 & COLUMNS / 8 - 1) << 3); }
+// Offset of a feature among those of a token's group.
+template <int GROUP> __device__ __forceinline__ int at_feature(int key, int token) {
+    return key * GROUP + (token ^ (GROUP == 16 ? (key >> 1 & 1) << 3 : 0));
+}
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+// Start a copy; of zero bytes, it is zero.
+__device__ __forceinline__ void copy_four(u32 to, const float* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy_one(u32 to, const float* from, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most N groups of copies are under way.
+template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// A lane's N elements of an operand. In two parts, hi is cut off and lo is the rest, rounded. Bits below tf32's are not looked at.
+template <int N, bool PARTS = TWO_PARTS> struct Operand {
+    u32 hi[N], lo[N];
+    __device__ __forceinline__ void set(int i, float x) {
+        if (PARTS) {
+            hi[i] = __float_as_uint(x) & 0xffffe000u;
+            lo[i] = __float_as_uint(x - __uint_as_float(hi[i])) + 0x1000u;
+        } else {
+            hi[i] = __float_as_uint(x) + 0x1000u;
+        }
+    }
+};
+// c += a b; what is small of it may be added to `rest` instead.
+template <bool PARTS>
+__device__ __forceinline__ void multiply(float (&c)[4], float (&rest)[4], const Operand<4, PARTS>& a, const Operand<2, PARTS>& b) {
+    if (PARTS) {
+        mma(rest, a.lo, b.hi);
+        mma(rest, a.hi, b.lo);
+    }
+    mma(c, a.hi, b.hi);
+}
+template <bool PARTS> __device__ __forceinline__ void multiply(float (&c)[4], const Operand<4, PARTS>& a, const Operand<2, PARTS>& b) {
+    multiply(c, c, a, b);
+}
+
+// Starts copying columns [from, from + COLUMNS) of a [dk, d] matrix to a tile; columns past d become zero.
+__device__ __forceinline__ void fetch_tile(float* tile, const float* matrix, int dk, int d, int from) {
+    // A step keeps the swizzle.
+    u32 own = thread();
+    if (d % 4 == 0) {
+        constexpr int STEP = THREADS * 4 / COLUMNS;
+        int f = own * 4 / COLUMNS, c = own * 4 % COLUMNS;
+        bool inside = from + c < d;
+        const float* source = matrix + (i64)f * d + (inside ? from + c : 0);
+        u32 to = shared_address(tile + at(f, c));
+        for (; f < dk; f += STEP, source += (i64)STEP * d, to += STEP * COLUMNS * 4) copy_four(to, source, inside ? 16 : 0);
+    } else {
+        constexpr int STEP = THREADS / COLUMNS;
+        int f = own / COLUMNS, c = own % COLUMNS;
+        bool inside = from + c < d;
+        const float* source = matrix + (i64)f * d + (inside ? from + c : 0);
+        u32 to = shared_address(tile + at(f, c));
+        for (; f < dk; f += STEP, source += (i64)STEP * d, to += STEP * COLUMNS * 4) copy_one(to, source, inside ? 4 : 0);
+    }
+}
+
+// The tokens of one memory, in groups of GROUP.
+template <int GROUP> struct Tokens {
+    const T *k, *beta;
+    const float* z;
+    int m, dm, nu;
+    bool corrected;
+    __device__ __forceinline__ int width() const { return 2 * dm; }
+    __device__ __forceinline__ int dk() const { return 2 * dm * nu; }
+    // Keys and tokens with those that fill up.
+    __device__ __forceinline__ int keys() const { return (dk() + 15) / 16 * 16; }
+    __device__ __forceinline__ int groups() const { return (m + GROUP - 1) / GROUP; }
+    __device__ __forceinline__ int slots() const { return groups() * GROUP; }
+};
+
+// What a block has in shared memory: `buffers` times `matrices` tiles, and behind them what it keeps of its tokens. `rows` are
+// [token][column] for products with a tile: sums of recall, then what is made of them.
+struct Held {
+    float *tiles, *phi, *rows, *den, *gamma, *b, *db, *dden;
+    Held() = default;
+    template <int GROUP> __device__ __forceinline__ Held(const Tokens<GROUP>& t, int buffers, int matrices, bool recalls) {
+        tiles = (float*)shared_floats;
+        phi = tiles + buffers * matrices * t.keys() * COLUMNS;
+        rows = phi + t.slots() * t.keys(); // r of every token at first
+        numbers(rows + t.slots() * max(recalls ? WALKERS * COLUMNS : COLUMNS, t.width()), t.slots());
+    }
+    // What is one number for a token, `slots` of each; gives where they end.
+    __device__ __forceinline__ float* numbers(float* from, int slots) {
+        den = from;
+        gamma = den + slots;
+        b = gamma + slots;
+        db = b + slots;
+        dden = db + slots;
+        return dden + slots;
+    }
+};
+
+// The tiles that a block works on, one after the other, in `buffers` (1 or 2) pieces of shared memory. `fetch` starts the copy of a tile.
+struct Tiles {
+    int first, count, step, buffers;
+    __device__ __forceinline__ Tiles(int d, int split, int splits, int buffers)
+        : first(split), count(((d + COLUMNS - 1) / COLUMNS - split + splits - 1) / splits), step(splits), buffers(buffers) {}
+    __device__ __forceinline__ int column(int i) const { return (first + i * step) * COLUMNS; }
+    // Sends for the first tile.
+    template <class F> __device__ __forceinline__ void begin(F fetch) const {
+        fetch(0);
+        commit();
+    }
+    // Sends for tile i + 1 with two buffers, or else for tile i: the buffer is free once all threads are here.
+    template <class F> __device__ __forceinline__ void next(int i, F fetch) const {
+        if (buffers == 1 && i == 0) return;
+        __syncthreads();
+        int wanted = i + buffers - 1;
+        if (wanted < count) fetch(wanted);
+        commit();
+    }
+    // Tile i is there, and what threads wrote before.
+    __device__ __forceinline__ void ready() const {
+        if (buffers == 2) wait<1>();
+        else wait<0>();
+        __syncthreads();
+    }
+};
+
+// Zero rows that fill the keys of `count` tiles up.
+template <int GROUP> __device__ __forceinline__ void fill_up(const Tokens<GROUP>& t, float* tiles, int count) {
+    int more = (t.keys() - t.dk()) * COLUMNS;
+    for (int i = threadIdx.x; i < count * more; i += THREADS) tiles[(i / more * t.keys() + t.dk()) * COLUMNS + i % more] = 0.f;
+}
+
+// A lane's elements of z, so many of them loaded at once, before anything waits for the keys.
+struct Normaliser {
+    static constexpr int BATCH = 12;
+    float first[BATCH];
+    const float* z;
+    int dk;
+    __device__ __forceinline__ Normaliser(const float* z, int dk) : z(z), dk(dk) {
+        int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int u = 0; u < BATCH; u++) first[u] = lane + 32 * u < dk ? z[lane + 32 * u] : 0.f;
+    }
+};
+
+// Features of the token in a slot, and its den, gamma and b, by a warp; db and dden become zero. r has room for 2 dm.
+template <int GROUP>
+__device__ __forceinline__ void load_token(const Tokens<GROUP>& t, const Held& s, const Normaliser& z, int slot, float* r) {
+    int lane = threadIdx.x % 32, width = t.width(), dk = t.dk(), keys = t.keys();
+    for (int c = lane; c < width; c += 32) r[c] = slot < t.m ? rectified(t.k + (i64)slot * t.dm, c, t.dm) : 0.f;
+    __syncwarp();
+    float* phi = s.phi + slot / GROUP * GROUP * keys;
+    float zk = 0, kk = 0;
+    int c = lane, j = 1;
+    auto add = [&](int f, float zf) {
+        while (c >= width) c -= width, j++;
+        float p = f < dk ? r[c] * r[back(c, j, width)] : 0.f;
+        phi[at_feature<GROUP>(f, slot % GROUP)] = p;
+        zk += zf * p;
+        kk += p * p;
+        c += 32;
+    };
+#pragma unroll
+    for (int u = 0; u < Normaliser::BATCH; u++)
+        if (lane + 32 * u < keys) add(lane + 32 * u, z.first[u]);
+#pragma unroll 1
+    for (int f = lane + 32 * Normaliser::BATCH; f < keys; f += 32) add(f, f < dk ? z.z[f] : 0.f);
+    float den = warp_sum(zk) + EPSILON;
+    kk = warp_sum(kk) + EPSILON;
+    if (lane == 0) {
+        s.den[slot] = den;
+        s.gamma[slot] = t.corrected ? fminf(fmaxf(1.f - den / kk, 0.f), 1.f) : 1.f;
+        s.b[slot] = t.beta && slot < t.m ? sigmoid_of(to_f32(t.beta[slot])) : 0.f;
+        s.db[slot] = s.dden[slot] = 0.f;
+    }
+}
+
+// All tokens, a warp for each. Ends with a barrier.
+template <int GROUP> __device__ __forceinline__ void load_features(const Tokens<GROUP>& t, const Held& s) {
+    Normaliser z(t.z, t.dk());
+#pragma unroll 1
+    for (int slot = threadIdx.x / 32; slot < t.slots(); slot += WARPS) load_token(t, s, z, slot, s.rows + slot * t.width());
+    __syncthreads();
+}
+
+// to[f] = from[f] + sum_i weight_i phi_i[f]
+template <int GROUP>
+__device__ __forceinline__ void add_features(const Tokens<GROUP>& t, const Held& s, const float* weight, const float* from, float* to) {
+    for (int f = threadIdx.x; f < t.dk(); f += THREADS) {
+        float sum = from ? from[f] : 0.f;
+        for (int i = 0; i < t.m; i++) sum += weight[i] * s.phi[i / GROUP * GROUP * t.keys() + at_feature<GROUP>(f, i % GROUP)];
+        to[f] = sum;
+    }
+}
+
+// A thread's elements of a group's rows in a tile: `f` is called with the number of each, its token and its column.
+template <int GROUP, class F> __device__ __forceinline__ void each_own(F f) {
+    u32 own = thread();
+#pragma unroll
+    for (int e = 0; e < own_of(GROUP); e++) {
+        int i = own + e * THREADS;
+        if (i < GROUP * COLUMNS) f(e, i / COLUMNS, i % COLUMNS);
+    }
+}
+
+// A thread's elements of the first group's rows of a [m, d] matrix in a tile's columns, loaded a tile ahead so that no one waits for them.
+template <int GROUP> struct Ahead {
+    float value[own_of(GROUP)];
+    template <class U> static __device__ __forceinline__ float element(const U* x, int token, int column, int m, int d) {
+        return token < m && column < d ? to_f32(x[(i64)token * d + column]) : 0.f;
+    }
+    template <class U> __device__ __forceinline__ void load(const U* x, int m, int d, int from) {
+        each_own<GROUP>([&](int e, int token, int column) { value[e] = element(x, token, from + column, m, d); });
+    }
+    // An element of any group.
+    template <class U>
+    __device__ __forceinline__ float get(int e, int group, const U* x, int token, int column, int m, int d) const {
+        return group == 0 ? value[e] : element(x, token, column, m, d);
+    }
+};
+
+// A warp's sums of phi_i[f] tile[f][c] for a group, over the keys from `first` on that it is given, eight at a time.
+template <int GROUP> struct Recaller {
+    static constexpr int EIGHTS = GROUP / 8;
+    float sum[EIGHTS][4] = {}, rest[EIGHTS][4] = {};
+    const float* phi;
+    int turn; // the swizzle of features turns the eights around
+    __device__ __forceinline__ Recaller(const float* features, int first, const Own& own)
+        : phi(features + at_feature<GROUP>(first + own.lane % 4, own.lane / 4)), turn((own.lane & 2) == 0 ? 8 : -8) {}
+    // Keys `from` behind the first, as operand a.
+    __device__ __forceinline__ void add(const Operand<4>& a, int from) {
+#pragma unroll
+        for (int e = 0; e < EIGHTS; e++) {
+            Operand<2> b;
+            b.set(0, phi[from * GROUP + e * turn]), b.set(1, phi[(from + 4) * GROUP + e * turn]);
+            multiply(sum[e], rest[e], a, b);
+        }
+    }
+    // To rows [token][column], of the first `tokens` tokens.
+    __device__ __forceinline__ void store(float* rows, int tokens, const Own& own) const {
+#pragma unroll
+        for (int e = 0; e < EIGHTS; e++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (int token = e * 8 + own.lane % 4 * 2 + i; token < tokens)
+                    *(float2*)(rows + at_row(token, own.side * 16 + own.lane / 4 * 2)) =
+                        make_float2(sum[e][i] + rest[e][i], sum[e][2 + i] + rest[e][2 + i]);
+    }
+};
+// A lane's part of a tile's eight keys as an operand of recall, where `column` is its place in the first: element 2g + i of 16 columns is row
+// g + 8i of the product. The turn of rows f and f + 4 is the same.
+__device__ __forceinline__ const float* recall_column(const float* tile, int first, const Own& own) {
+    return tile + at(first + own.lane % 4, own.side * 16 + own.lane / 4 * 2);
+}
+__device__ __forceinline__ Operand<4> recall_operand(const float* column, int from) {
+    float2 low = *(const float2*)(column + from * COLUMNS), high = *(const float2*)(column + (from + 4) * COLUMNS);
+    Operand<4> a;
+    a.set(0, low.x), a.set(1, low.y), a.set(2, high.x), a.set(3, high.y);
+    return a;
+}
+
+// rows[product][split][token][column] = sums of phi_i[f] tile[f][c] over a split's keys, for one or two tiles that lie `apart`.
+template <int PRODUCTS, int GROUP>
+__device__ __forceinline__ void recall(const Tokens<GROUP>& t, const Held& s, const float* tile, int apart) {
+    constexpr int SPLITS = WALKERS / PRODUCTS;
+    Own own;
+    int split = own.walker % SPLITS, keys = t.keys();
+    tile += own.walker / SPLITS * apart;
+    const float* column = recall_column(tile, split * 8, own);
+#pragma unroll 1
+    for (int group = 0; group < t.groups(); group++) {
+        Recaller<GROUP> sums(s.phi + group * GROUP * keys, split * 8, own);
+#pragma unroll (3 - GROUP / 8)
+        for (int from = 0; from < keys - split * 8; from += SPLITS * 8) sums.add(recall_operand(column, from), from);
+        sums.store(s.rows + (own.walker * t.slots() + group * GROUP) * COLUMNS, GROUP, own);
+    }
+}
+// An element of what `recall` left, by its offset among the rows, in the order of the splits.
+template <int PRODUCTS, int GROUP>
+__device__ __forceinline__ float recalled(const Tokens<GROUP>& t, const Held& s, int product, int offset) {
+    constexpr int SPLITS = WALKERS / PRODUCTS;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < SPLITS; i++) sum += s.rows[(product * SPLITS + i) * t.slots() * COLUMNS + offset];
+    return sum;
+}
+
+// The right operand of `update`, a group's x [token][column] in a side's columns. Column n of half h is column 4 (n / 2) + 2h + n % 2 of 16.
+template <int GROUP> struct Updater {
+    static constexpr int EIGHTS = GROUP / 8;
+    Operand<2> b[EIGHTS][2];
+    __device__ __forceinline__ Updater(const float* x, const Own& own) {
+        int g = own.lane / 4, l = own.lane % 4;
+#pragma unroll
+        for (int e = 0; e < EIGHTS; e++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) b[e][h].set(i, x[at_row(e * 8 + 2 * l + i, own.side * 16 + g / 2 * 4 + 2 * h + g % 2)]);
+    }
+    // Adds phi x in 16 keys from `first` on to a lane's elements of them: rows g and g + 8.
+    __device__ __forceinline__ void add(float4 (&v)[2], const float* phi, int first, const Own& own) const {
+        int f = first + own.lane / 4, l = own.lane % 4;
+        float added[2][4] = {};
+#pragma unroll
+        for (int e = 0; e < EIGHTS; e++) {
+            float2 low = *(const float2*)(phi + at_feature<GROUP>(f, e * 8 + 2 * l));
+            float2 high = *(const float2*)(phi + at_feature<GROUP>(f + 8, e * 8 + 2 * l));
+            Operand<4> a;
+            a.set(0, low.x), a.set(1, high.x), a.set(2, low.y), a.set(3, high.y);
+#pragma unroll
+            for (int h = 0; h < 2; h++) multiply(added[h], a, b[e][h]);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            v[i].x += added[0][2 * i], v[i].y += added[0][2 * i + 1], v[i].z += added[1][2 * i], v[i].w += added[1][2 * i + 1];
+    }
+};
+
+// A lane's elements of 16 keys of a tile from `first` on: rows g and g + 8, columns 4l to 4l + 3 of a side's.
+__device__ __forceinline__ int own_place(int first, const Own& own) { return at(first + own.lane / 4, own.side * 16 + own.lane % 4 * 4); }
+constexpr int EIGHT_KEYS = 8 * COLUMNS; // the swizzle of rows f and f + 8 is the same
+__device__ __forceinline__ void load_own(float4 (&v)[2], const float* tile, int first, const Own& own) {
+    const float* from = tile + own_place(first, own);
+    v[0] = *(const float4*)from, v[1] = *(const float4*)(from + EIGHT_KEYS);
+}
+__device__ __forceinline__ void store_own(const float4 (&v)[2], float* tile, int first, const Own& own) {
+    float* to = tile + own_place(first, own);
+    *(float4*)to = v[0], *(float4*)(to + EIGHT_KEYS) = v[1];
+}
+// The same elements to a [dk, d] matrix, of which the tile has columns [from, ..).
+__device__ __forceinline__ void save_own(const float4 (&v)[2], float* matrix, int dk, int d, int from, int first, const Own& own) {
+    int col = from + own.side * 16 + own.lane % 4 * 4;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int key = first + own.lane / 4 + 8 * i;
+        if (key >= dk) continue;
+        float* out = matrix + (i64)key * d + col;
+        if (d % 4 == 0) {
+            if (col < d) *(float4*)out = v[i];
+        } else {
+            if (col < d) out[0] = v[i].x;
+            if (col + 1 < d) out[1] = v[i].y;
+            if (col + 2 < d) out[2] = v[i].z;
+            if (col + 3 < d) out[3] = v[i].w;
+        }
+    }
+}
+
+// tile += sum_i phi_i (x) x_i for all tokens, from x [token][column]; from zero, if `blank`. The result goes to columns [from, ..) of the
+// [dk, d] matrix `to`, and with `stay` it also takes the tile's place.
+template <int GROUP>
+__device__ __forceinline__ void update(const Tokens<GROUP>& t, const Held& s, float* tile, const float* x, bool blank, bool stay, float* to,
+                                       int d, int from) {
+    Own own;
+    int keys = t.keys(), last = t.groups() - 1;
+#pragma unroll 1
+    for (int group = 0; group <= last; group++) {
+        Updater<GROUP> x_group(x + group * GROUP * COLUMNS, own);
+#pragma unroll 1
+        for (int first = own.walker * 16; first < keys; first += WALKERS * 16) {
+            __syncwarp(); // stores may have parted the lanes
+            float4 v[2] = {};
+            if (!blank || group > 0) load_own(v, tile, first, own);
+            x_group.add(v, s.phi + group * GROUP * keys, first, own);
+            if (stay || group < last) store_own(v, tile, first, own);
+            if (group == last) save_own(v, to, t.dk(), d, from, first, own);
+        }
+    }
+}
+
+// The right operand of `project`, a group's x [token][column] in a side's columns. Columns 4l + 2h and 4l + 2h + 1 of 16 are l and l + 4 of
+// half h.
+template <int GROUP> struct Projector {
+    static constexpr int EIGHTS = GROUP / 8;
+    Operand<2> b[EIGHTS][2];
+    __device__ __forceinline__ Projector(const float* x, const Own& own) {
+#pragma unroll
+        for (int e = 0; e < EIGHTS; e++) {
+            float4 v = *(const float4*)(x + at_row(e * 8 + own.lane / 4, own.side * 16 + own.lane % 4 * 4));
+            b[e][0].set(0, v.x), b[e][0].set(1, v.y), b[e][1].set(0, v.z), b[e][1].set(1, v.w);
+        }
+    }
+    // sum [16 keys, tokens] += tile x^T over the side's columns, from a lane's elements of the tile.
+    __device__ __forceinline__ void add(float (&sum)[EIGHTS][4], const float4 (&v)[2]) const {
+        const float4 &low = v[0], &high = v[1];
+        Operand<4> a[2];
+        a[0].set(0, low.x), a[0].set(1, high.x), a[0].set(2, low.y), a[0].set(3, high.y);
+        a[1].set(0, low.z), a[1].set(1, high.z), a[1].set(2, low.w), a[1].set(3, high.w);
+#pragma unroll
+        for (int e = 0; e < EIGHTS; e++) {
+            float part[4] = {};
+#pragma unroll
+            for (int h = 0; h < 2; h++) multiply(part, a[h], b[e][h]);
+#pragma unroll
+            for (int i = 0; i < 4; i++) sum[e][i] += part[i];
+        }
+    }
+};
+
+// Sums [key, token] over the columns of a side, one group's, held from tile to tile: block i of a warp begins at key
+// 16 (walker + i WALKERS).
+template <int GROUP> struct Projections {
+    static constexpr int EIGHTS = GROUP / 8, COUNT = HELD ? HELD : 1;
+    float sum[COUNT][EIGHTS][4];
+    __device__ __forceinline__ Projections() {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+#pragma unroll
+            for (int e = 0; e < EIGHTS; e++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) sum[i][e][j] = 0.f;
+    }
+    static __device__ __forceinline__ int key(int i, const Own& own) { return (own.walker + i * WALKERS) * 16; }
+    // Adds tile x^T.
+    __device__ __forceinline__ void add(const float* tile, const float* x, int keys) {
+        Own own;
+        Projector<GROUP> p(x, own);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            if (key(i, own) < keys) {
+                float4 v[2];
+                load_own(v, tile, key(i, own), own);
+                p.add(sum[i], v);
+            }
+    }
+    // Calls f(token, key, sum) with each of a lane's sums of a block of keys.
+    template <class F> static __device__ __forceinline__ void visit(float (&sum)[EIGHTS][4], int first, const Own& own, F f) {
+        int lane = own.lane;
+#pragma unroll
+        for (int e = 0; e < EIGHTS; e++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) f(e * 8 + lane % 4 * 2 + i % 2, first + lane / 4 + i / 2 * 8, sum[e][i]);
+    }
+    template <class F> __device__ __forceinline__ void each(F f) {
+        Own own;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) visit(sum[i], key(i, own), own, f);
+    }
+};
+
