@@ -174,6 +174,30 @@ fn recomputing_blocks_gives_the_same_gradients() {
     }
 }
 
+/// A memory that is unwound lets each write wait for the read that follows it; one that is kept does not.
+#[test]
+fn writes_that_wait_for_their_read_give_the_same_gradients_and_memory() {
+    let associative = memories().into_iter().filter(|m| matches!(m, MemoryConfig::Associative(_)));
+    for (memory, layers, tokens_read) in associative.flat_map(|m| [(m.clone(), 3, 22), (m.clone(), 1, 22), (m, 3, 3)]) {
+        let config = small::config("gpt2", layers, memory, 4, Alignment::Left);
+        let model = small::model_of_spread(config, 13, 0.1, &Device::cpu());
+        let text = tokens(2, tokens_read, 14);
+        for state in [MemoryState::empty(&model, 2).unwrap(), used_state(&model, 2, 15)] {
+            for (schedule, truncate) in [Choice::Sequential, Choice::Auto].into_iter().flat_map(|s| [0, 1, 2].map(|t| (s, t))) {
+                let kept = Backprop { truncate, ..Backprop::default() };
+                let waiting = Backprop { unwind: true, ..kept };
+                let both = [kept, waiting].map(|b| gradients(&model, &text, tokens_read, &state, schedule, b));
+                for ((kept, waiting), p) in both[0].iter().zip(&both[1]).zip(model.params()) {
+                    assert!(off(waiting, kept) < 1e-4, "{} is off by {}", p.name(), off(waiting, kept));
+                }
+                let targets = Targets::shifted(&text.ids, None, 2);
+                let after = |b| model.loss(&Tape::new(), &text, &targets, &state, schedule, b).unwrap().1;
+                assert_eq!(numbers(&after(waiting)), numbers(&after(kept)), "the memory differs");
+            }
+        }
+    }
+}
+
 #[test]
 fn truncated_gradients_are_those_of_the_last_stretch_alone() {
     for memory in memories() {

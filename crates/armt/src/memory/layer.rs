@@ -29,7 +29,7 @@ pub(crate) struct LayerMemory {
 /// What the layers keep.
 pub(crate) enum Kind {
     /// A `[n, B, dk, d]`, z `[n, B, dk]`, for each layer whether it still is empty, and a write that waits.
-    Associative { a: Tensor, z: Tensor, empty: Vec<bool>, pending: Option<Pending> },
+    Associative { a: Tensor, z: Tensor, empty: Vec<bool>, pending: Option<Box<Pending>> },
     /// Memory tokens `[n, B, m, d]`.
     Prmt(Tensor),
     /// The previous segment's packed queries, keys and values `[n, B, T, ..]` and its mask `[n, B, T]`; nothing before the first.
@@ -119,7 +119,7 @@ impl LayerMemory {
         let rows = self.rows(&layers);
         match &mut self.kind {
             Kind::Associative { a, z, pending, .. } => {
-                *pending = pending.take().map(|write| write.cut(&rows)).transpose()?;
+                *pending = pending.take().map(|write| write.cut(&rows).map(Box::new)).transpose()?;
                 *a = ops::cut_rows(a, rows.clone())?;
                 *z = ops::cut_rows(z, rows)?;
             }
@@ -381,7 +381,7 @@ impl Model {
         empty[rows.clone()].fill(false);
         let write = Pending { rows: rows.clone(), k, v, beta, first, correction: config.correction, nu: config.nu };
         match (tape.is_recording(), unwind) {
-            (true, true) => *pending = Some(write),
+            (true, true) => *pending = Some(Box::new(write)),
             (true, false) => (*a, *z) = ops::assoc_write_rows(write.to(a, z), rows)?,
             (false, _) => (*a, *z) = ops::assoc_write_in_place(write.to(a, z), rows)?,
         }

@@ -6,7 +6,7 @@
 //   back      with G = dA' + sum_q phi_q (x) y_q, G^T phi_i = dA'^T phi_i + sum_q S_iq y_q: G is made where it is used, in registers.
 constexpr int WRITTEN = C_GROUP, ASKED = C_QUERIES;
 // Blocks on a multiprocessor of the way there, and of the way back.
-constexpr int LIGHT = WRITTEN == 8 && !TWO_PARTS ? 3 : 2, HEAVY = HELD * (WRITTEN + ASKED) / 8 > 9 ? 1 : 2;
+constexpr int LIGHT = WRITTEN == 8 && !TWO_PARTS ? 3 : 2, HEAVY = HELD * (WRITTEN + ASKED) / 8 > 9 || (TWO_PARTS && WRITTEN == 16) ? 1 : 2;
 
 // What a block has in shared memory: `tiles` tiles, features of the tokens and of the queries, S [token][query], `rows` floats for sums and
 // what is made of them, and numbers of each token and query.
@@ -25,20 +25,16 @@ struct Step {
     }
 };
 
-// Features of all tokens and queries, with the normaliser z of the former and z_asked of the latter, and S. Ends with a barrier.
-__device__ __forceinline__ void load_both(const Tokens<WRITTEN>& t, const Tokens<ASKED>& q, const Step& s, const float* z_asked) {
+// Features of all tokens and queries, with the old normaliser, and S; den of the queries is then made that of z' = z + sum_i gamma_i phi_i, and
+// their b is 1 / den. Ends with a barrier.
+__device__ __forceinline__ void load_both(const Tokens<WRITTEN>& t, const Tokens<ASKED>& q, const Step& s) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, l = lane % 4;
     float* r = s.rows + warp * t.width();
-    {
-        Normaliser z(t.z, t.dk());
+    Normaliser z(t.z, t.dk());
 #pragma unroll 1
-        for (int slot = warp; slot < WRITTEN; slot += WARPS) load_token(t, s.written, z, slot, r), __syncwarp();
-    }
-    {
-        Normaliser z(z_asked, t.dk());
+    for (int slot = warp; slot < WRITTEN; slot += WARPS) load_token(t, s.written, z, slot, r), __syncwarp();
 #pragma unroll 1
-        for (int slot = warp; slot < ASKED; slot += WARPS) load_token(q, s.asked, z, slot, r), __syncwarp();
-    }
+    for (int slot = warp; slot < ASKED; slot += WARPS) load_token(q, s.asked, z, slot, r), __syncwarp();
     __syncthreads();
     // Queries are the product's rows, tokens its columns. In two parts always: denominators are made of it.
     float sum[WRITTEN / 8][4] = {};
@@ -72,6 +68,13 @@ __device__ __forceinline__ void load_both(const Tokens<WRITTEN>& t, const Tokens
         s.s[i] = total;
     }
     __syncthreads();
+    if (threadIdx.x < ASKED) {
+        float den = s.asked.den[threadIdx.x];
+        for (int i = 0; i < t.m; i++) den += s.written.gamma[i] * s.s[i * ASKED + threadIdx.x];
+        s.asked.den[threadIdx.x] = den;
+        s.asked.b[threadIdx.x] = 1.f / den;
+    }
+    __syncthreads();
 }
 
 // A' takes A's place, z' = z + sum_i gamma_i phi_i, y = residual + A'^T phi_q / (z' . phi_q + eps): block n, for m tokens and `count` queries.
@@ -97,14 +100,8 @@ write_read(const T* k, const T* v, const T* beta, float* a, const float* z, cons
     values.load(v, m, d, tiles.column(0));
     if (residual) old.load(residual, count, d, tiles.column(0));
     fill_up(t, s.tiles, buffers);
-    load_both(t, q, s, t.z);
+    load_both(t, q, s);
     add_features(t, s.written, s.written.gamma, t.z, z_new + n * t.dk());
-    // z' . phi_q
-    if (threadIdx.x < ASKED) {
-        float den = s.asked.den[threadIdx.x];
-        for (int i = 0; i < m; i++) den += s.written.gamma[i] * s.s[i * ASKED + threadIdx.x];
-        s.asked.den[threadIdx.x] = den;
-    }
     for (int i = 0; i < tiles.count; i++) {
         float* held = s.tiles + i % buffers * size;
         int from = tiles.column(i);
@@ -148,7 +145,7 @@ write_read(const T* k, const T* v, const T* beta, float* a, const float* z, cons
 #pragma unroll
             for (int walker = 0; walker < WALKERS; walker++) sum += asked_rows[walker * count * COLUMNS + at_row(query, column)];
             for (int token = 0; token < m; token++) sum += s.s[token * ASKED + query] * s.rows[at_row(token, column)];
-            y[(i64)query * d + col] = from_f32<T>(sum / s.asked.den[query] + old.value[e]);
+            y[(i64)query * d + col] = from_f32<T>(sum * s.asked.b[query] + old.value[e]);
         });
         if (residual && more) old.load(residual, count, d, tiles.column(i + 1));
     }
@@ -165,14 +162,13 @@ write_read_backward(const T* k, const T* v, const T* beta, float* a, const float
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     bool blank = empty && empty[n];
     Tokens<WRITTEN> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, correction && !blank};
-    Tokens<ASKED> q = {queries + n * count * dm, nullptr, z_new + n * 2 * dm * nu, count, dm, nu, false};
+    Tokens<ASKED> q = {queries + n * count * dm, nullptr, t.z, count, dm, nu, false};
     int pieces = early ? 3 : 2, dk = t.dk(), size = t.keys() * COLUMNS;
     Step s(t, pieces, (WRITTEN * WALKERS + ASKED) * COLUMNS);
     Tiles tiles(d, 0, 1, 1);
     // x and dw of each token take the place of the first split's sums; y = dy / den of each query is behind them.
     float *x = s.rows, *dw = s.rows + WALKERS / 2 * WRITTEN * COLUMNS, *ys = s.rows + WALKERS * WRITTEN * COLUMNS;
-    a += n * dk * d, grad += n * dk * d, h += n * dk, v += n * m * d, dv += n * m * d, kept += n * m * d, dy += n * count * d;
-    dk_out += n * m * dm, dbeta += n * m, dq += n * count * dm;
+    a += n * dk * d, grad += n * dk * d, v += n * m * d, dv += n * m * d, kept += n * m * d, dy += n * count * d;
     // Piece j is A' of tile j / 2, or dA'.
     auto piece = [&](int j) { return s.tiles + j % pieces * size; };
     auto fetch = [&](int j) {
@@ -181,25 +177,28 @@ write_read_backward(const T* k, const T* v, const T* beta, float* a, const float
     };
     fetch(0);
     fetch(1);
+    if (early) fetch(2);
     Ahead<WRITTEN> values, taken;
     Ahead<ASKED> asked;
     values.load(v, m, d, 0);
     taken.load(kept, m, d, 0);
     asked.load(dy, count, d, 0);
     fill_up(t, s.tiles, pieces);
-    load_both(t, q, s, q.z);
+    load_both(t, q, s);
     Projections<ASKED> dqn;
     Projections<WRITTEN> dphi;
     for (int i = 0; i < tiles.count; i++) {
         float *held = piece(2 * i), *grad_held = piece(2 * i + 1);
         int from = tiles.column(i);
         bool more = i + 1 < tiles.count;
-        __syncthreads();
-        if (i > 0 && !early) fetch(2 * i);
-        if (i > 0) fetch(2 * i + 1);
-        if (early) fetch(2 * i + 2);
+        if (i > 0) {
+            __syncthreads(); // the last tile's pieces are free
+            if (!early) fetch(2 * i);
+            fetch(2 * i + 1);
+            if (early) fetch(2 * i + 2);
+        }
         // y serves features as qn does, and dqn is divided by den.
-        each_own<ASKED>([&](int e, int query, int column) { ys[at_row(query, column)] = asked.value[e] / s.asked.den[query]; });
+        each_own<ASKED>([&](int e, int query, int column) { ys[at_row(query, column)] = asked.value[e] * s.asked.b[query]; });
         each_own<WRITTEN>([&](int e, int token, int column) { x[at_row(token, column)] = blank ? 0.f : -taken.value[e]; });
         if (more) {
             asked.load(dy, count, d, tiles.column(i + 1));
@@ -257,9 +256,10 @@ write_read_backward(const T* k, const T* v, const T* beta, float* a, const float
         if (more) values.load(v, m, d, tiles.column(i + 1));
         __syncthreads();
         // dphi += A dw + G x, and G becomes dA.
+        dphi.add(held, dw, t.keys());
         {
             Own own;
-            Projector<WRITTEN> by_dw(dw, own), by_x(x, own);
+            Projector<WRITTEN> by_x(x, own);
             Updater<ASKED> read(ys, own);
             Updater<WRITTEN> wrote(dw, own);
 #pragma unroll
@@ -268,8 +268,6 @@ write_read_backward(const T* k, const T* v, const T* beta, float* a, const float
                 if (first >= t.keys()) continue;
                 __syncwarp(); // stores may have parted the lanes
                 float4 tile[2];
-                load_own(tile, held, first, own);
-                by_dw.add(dphi.sum[j], tile);
                 load_own(tile, grad_held, first, own);
                 read.add(tile, s.asked.phi, first, own);
                 by_x.add(dphi.sum[j], tile);
@@ -280,6 +278,8 @@ write_read_backward(const T* k, const T* v, const T* beta, float* a, const float
             }
         }
     }
+    // What follows takes its pointers anew: they would be in the way above.
+    h += n * dk, z += n * dk, z_new += n * dk;
     // The sides' sums are added in order where the tiles were: [query][dk], then [token][dk].
     float *asked_sums = s.tiles, *written_sums = s.tiles + count * dk;
 #pragma unroll
@@ -309,19 +309,19 @@ write_read_backward(const T* k, const T* v, const T* beta, float* a, const float
     for (int i = warp; i < count; i += WARPS) {
         float *row = asked_sums + i * dk, gk = 0;
         for (int f = lane; f < dk; f += 32) gk += row[f] * s.asked.phi[at_feature<ASKED>(f, i)];
-        float dden = -warp_sum(gk) / s.asked.den[i];
-        for (int f = lane; f < dk; f += 32) row[f] += dden * q.z[f];
+        float dden = -warp_sum(gk) * s.asked.b[i];
+        for (int f = lane; f < dk; f += 32) row[f] += dden * z_new[f];
         if (lane == 0) s.asked.dden[i] = dden;
-        slopes(q.k + (i64)i * dm, row, dq + i * dm);
+        slopes(queries + (n * count + i) * dm, row, dq + (n * count + i) * dm);
     }
     __syncthreads();
     add_features(q, s.asked, s.asked.dden, h, h); // all of dz' from here on
     __syncthreads();
     for (int i = warp; i < m; i += WARPS) {
         float *row = written_sums + i * dk, gamma = s.written.gamma[i], dden = s.written.dden[i], b = s.written.b[i];
-        for (int f = lane; f < dk; f += 32) row[f] += gamma * h[f] + dden * t.z[f];
-        slopes(t.k + (i64)i * dm, row, dk_out + i * dm);
-        if (lane == 0) dbeta[i] = from_f32<T>(s.written.db[i] * b * (1.f - b));
+        for (int f = lane; f < dk; f += 32) row[f] += gamma * h[f] + dden * z[f];
+        slopes(k + (n * m + i) * dm, row, dk_out + (n * m + i) * dm);
+        if (lane == 0) dbeta[n * m + i] = from_f32<T>(s.written.db[i] * b * (1.f - b));
     }
     __syncthreads();
     add_features(t, s.written, s.written.dden, h, h);

@@ -155,14 +155,16 @@ struct Tiles {
     __device__ __forceinline__ Tiles(int d, int split, int splits, int buffers)
         : first(split), count(((d + COLUMNS - 1) / COLUMNS - split + splits - 1) / splits), step(splits), buffers(buffers) {}
     __device__ __forceinline__ int column(int i) const { return (first + i * step) * COLUMNS; }
-    // Sends for the first tile.
+    // Sends for the first tile, or with two buffers for two.
     template <class F> __device__ __forceinline__ void begin(F fetch) const {
-        fetch(0);
-        commit();
+        for (int i = 0; i < buffers; i++) {
+            if (i < count) fetch(i);
+            commit();
+        }
     }
-    // Sends for tile i + 1 with two buffers, or else for tile i: the buffer is free once all threads are here.
+    // Sends for tile i + 1 with two buffers, or else for tile i, if it is not on its way yet: the buffer is free once all threads are here.
     template <class F> __device__ __forceinline__ void next(int i, F fetch) const {
-        if (buffers == 1 && i == 0) return;
+        if (i == 0) return;
         __syncthreads();
         int wanted = i + buffers - 1;
         if (wanted < count) fetch(wanted);

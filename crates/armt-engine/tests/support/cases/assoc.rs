@@ -210,7 +210,7 @@ pub fn large() -> Vec<Case> {
 fn write_read(rng: &mut Rng, [n, m, t, dm, d]: [usize; 5], rows: Range<usize>, correction: bool, first: bool) -> Case {
     let (nu, count) = (3, rows.len());
     let (mut a, mut z) = memory(rng, n, 2 * nu * dm, d);
-    let empty = move |row: usize| first && row % 2 == 0;
+    let empty = move |row: usize| first && row.is_multiple_of(2);
     for memory in [&mut a, &mut z] {
         let inner = memory.array.data.len() / n;
         for i in (0..count).filter(|i| empty(*i)) {
