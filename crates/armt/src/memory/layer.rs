@@ -5,16 +5,14 @@
 //! prmt:        first and last m rows of x <- M;             y = block(x);  M <- last m rows of y
 //! window:      y = block(x seeing the previous segment);    the window <- this segment's keys and values, detached
 //! ```
-//!
-//! In training an associative write waits for the read that follows it, so that one pass over A does both.
 
 use std::ops::Range;
 
-use armt_engine::ops::{self, AssocWrite, Linear};
+use armt_engine::ops;
 use armt_engine::{DType, Tape, Tensor};
 
+use super::associative::Pending;
 use super::state::{Content, MemoryState};
-use crate::config::{Associative, MemoryConfig};
 use crate::error::{Error, Result};
 use crate::model::{Attend, Model, Padding};
 use crate::schedule::Backprop;
@@ -22,7 +20,7 @@ use crate::schedule::Backprop;
 /// The memory of some layers, stacked: what a layer's step takes and gives back. No two may wait for the same write, so it is not cloned.
 pub(crate) struct LayerMemory {
     /// Which layers, n of them.
-    layers: Range<usize>,
+    pub(super) layers: Range<usize>,
     pub(crate) kind: Kind,
 }
 
@@ -36,37 +34,6 @@ pub(crate) enum Kind {
     Window(Option<(Tensor, Tensor)>),
     /// Nothing.
     None,
-}
-
-/// A write that is decided but not yet done, of n layers.
-pub(crate) struct Pending {
-    /// Which layers of the memory, by their place in the stack.
-    rows: Range<usize>,
-    k: Tensor,             // [n, B, m, d_mem]
-    v: Tensor,             // [n, B, m, d]
-    beta: Tensor,          // [n, B, m]
-    first: Option<Tensor>, // [n, B]
-    correction: bool,
-    nu: usize,
-}
-
-impl Pending {
-    /// The write to a memory.
-    fn to<'a>(&'a self, a: &'a Tensor, z: &'a Tensor) -> AssocWrite<'a> {
-        let Pending { k, v, beta, first, correction, nu, .. } = self;
-        AssocWrite { k, v, beta, a, z, first: first.as_ref(), correction: *correction, nu: *nu }
-    }
-
-    /// The same with no gradient going back through layers `rows` of the memory.
-    fn cut(self, rows: &Range<usize>) -> Result<Self> {
-        let own = rows.start.max(self.rows.start)..rows.end.min(self.rows.end);
-        if own.is_empty() {
-            return Ok(self);
-        }
-        let own = own.start - self.rows.start..own.end - self.rows.start;
-        let cut = |t: &Tensor| ops::cut_rows(t, own.clone());
-        Ok(Pending { k: cut(&self.k)?, v: cut(&self.v)?, beta: cut(&self.beta)?, ..self })
-    }
 }
 
 impl LayerMemory {
@@ -131,16 +98,16 @@ impl LayerMemory {
     }
 
     /// Where layers lie in the stack.
-    fn rows(&self, layers: &Range<usize>) -> Range<usize> {
+    pub(super) fn rows(&self, layers: &Range<usize>) -> Range<usize> {
         layers.start - self.layers.start..layers.end - self.layers.start
     }
 
     /// The same with nothing waiting to be written.
-    fn settled(mut self) -> Result<Self> {
+    pub(super) fn settled(mut self) -> Result<Self> {
         if let Kind::Associative { a, z, pending, .. } = &mut self.kind
             && let Some(write) = pending.take()
         {
-            (*a, *z) = ops::assoc_write_in_place(write.to(a, z), write.rows.clone())?;
+            (*a, *z) = write.to(a, z)?;
         }
         Ok(self)
     }
@@ -286,105 +253,5 @@ impl Model {
             y.map(|y| vec![y]).map_err(Error::into_engine)
         })?;
         Ok(y.remove(0))
-    }
-
-    fn associative(&self) -> Result<(&Associative, &crate::model::AssociativeWeights)> {
-        match (&self.config.memory, &self.weights.associative) {
-            (MemoryConfig::Associative(config), Some(weights)) => Ok((config, weights)),
-            _ => Err(Error::Argument("the model has no associative memory".into())),
-        }
-    }
-
-    /// x plus what the memory associates with it. An empty memory adds nothing.
-    pub(crate) fn associative_read(&self, tape: &Tape, layers: Range<usize>, x: &Tensor, memory: &LayerMemory) -> Result<Tensor> {
-        let Kind::Associative { a, z, empty, .. } = &memory.kind else { return Ok(x.clone()) };
-        let rows = memory.rows(&layers);
-        if empty[rows.clone()].iter().all(|e| *e) {
-            return Ok(x.clone());
-        }
-        let (q, nu) = self.query(tape, &layers, x)?;
-        self.with_reading(&layers, x, |residual| Ok(ops::assoc_read_rows(&q, a, z, rows, nu, residual)?))
-    }
-
-    /// The same, with the write done that the memory may still wait for. Where exactly the layers that were written are read, as in all but
-    /// the ramps at both ends of a text, it is one pass.
-    fn settling_read(
-        &self,
-        tape: &Tape,
-        layers: Range<usize>,
-        x: &Tensor,
-        mut memory: LayerMemory,
-    ) -> Result<(Tensor, LayerMemory)> {
-        let rows = memory.rows(&layers);
-        let Kind::Associative { a, z, pending, .. } = &mut memory.kind else { return Ok((x.clone(), memory)) };
-        let Some(write) = pending.take_if(|write| write.rows == rows) else {
-            let memory = memory.settled()?;
-            return Ok((self.associative_read(tape, layers, x, &memory)?, memory));
-        };
-        let (q, _) = self.query(tape, &layers, x)?;
-        let y = self.with_reading(&layers, x, |residual| {
-            let y;
-            (*a, *z, y) = ops::assoc_write_read(write.to(a, z), rows, &q, residual)?;
-            Ok(y)
-        })?;
-        Ok((y, memory))
-    }
-
-    /// Raw queries of x `[n, B, T, d]`, `[n, B, T, d_mem]`, and the order of their features.
-    fn query(&self, tape: &Tape, layers: &Range<usize>, x: &Tensor) -> Result<(Tensor, usize)> {
-        let (config, weights) = self.associative()?;
-        Ok((ops::linear(x, &tape.param_rows(&weights.query, layers.clone())?, Linear::default())?, config.nu))
-    }
-
-    /// x plus what `read` gives; it adds a residual that it is given itself.
-    fn with_reading(
-        &self,
-        layers: &Range<usize>,
-        x: &Tensor,
-        read: impl FnOnce(Option<&Tensor>) -> Result<Tensor>,
-    ) -> Result<Tensor> {
-        let Some(with) = &self.associative()?.0.memory_layers else { return read(Some(x)) };
-        // Layers without a memory run along in the batch; what they read counts nothing.
-        let y = read(None)?;
-        let share: Vec<f32> = layers.clone().map(|l| f32::from(u8::from(with.contains(&l)))).collect();
-        let share = self.constant(&share, &[share.len(), 1, 1, 1])?;
-        Ok(ops::add(x, &ops::mul(&y, &ops::cast(&share, y.dtype())?)?)?)
-    }
-
-    /// The memory after the last m rows of y `[n, B, T, d]` were written for layers `layers`. A memory that is unwound on the way back may
-    /// wait for its next read.
-    fn associative_write(
-        &self,
-        tape: &Tape,
-        layers: Range<usize>,
-        y: &Tensor,
-        mut memory: LayerMemory,
-        unwind: bool,
-    ) -> Result<LayerMemory> {
-        let rows = memory.rows(&layers);
-        let Kind::Associative { a, z, empty, pending } = &mut memory.kind else { return Ok(memory) };
-        let (config, weights) = self.associative()?;
-        let (n, batch, t, m) = (y.dims()[0], y.dims()[1], y.dims()[2], config.tokens);
-        let tokens = ops::narrow(y, 2, t - m, m)?; // [n, B, m, d]
-        let weight = |p| tape.param_rows(p, layers.clone());
-        let k = ops::linear(&tokens, &weight(&weights.key)?, Linear::default())?;
-        let v = ops::linear(&tokens, &weight(&weights.value)?, Linear::default())?;
-        let bias = weight(&weights.beta_bias)?;
-        let beta = ops::linear(&tokens, &weight(&weights.beta)?, Linear { bias: Some(&bias), ..Linear::default() })?;
-        let beta = ops::reshape(&beta, [n, batch, m])?;
-        let first = if empty[rows.clone()].contains(&true) {
-            let flags: Vec<i32> = empty[rows.clone()].iter().flat_map(|e| std::iter::repeat_n(i32::from(*e), batch)).collect();
-            Some(self.constant(&flags, &[n, batch])?)
-        } else {
-            None
-        };
-        empty[rows.clone()].fill(false);
-        let write = Pending { rows: rows.clone(), k, v, beta, first, correction: config.correction, nu: config.nu };
-        match (tape.is_recording(), unwind) {
-            (true, true) => *pending = Some(Box::new(write)),
-            (true, false) => (*a, *z) = ops::assoc_write_rows(write.to(a, z), rows)?,
-            (false, _) => (*a, *z) = ops::assoc_write_in_place(write.to(a, z), rows)?,
-        }
-        Ok(memory)
     }
 }
