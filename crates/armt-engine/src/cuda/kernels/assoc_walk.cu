@@ -69,9 +69,8 @@ read_few_backward(const T* q, const float* a, const float* z, const T* dy, T* dq
     Held s(t, buffers, 2, false);
     Tiles tiles(d, 0, 1, buffers);
     int dk = t.dk(), size = t.keys() * COLUMNS;
-    a += n * dk * d, dy += n * m * d, dq += n * m * dm;
+    a += n * dk * d, dy += n * m * d;
     if (da) da += n * dk * d;
-    if (dz) dz += n * dk;
     auto fetch = [&](int i) {
         float* to = s.tiles + i % buffers * 2 * size;
         fetch_tile(to, a, dk, d, tiles.column(i));
@@ -93,6 +92,8 @@ read_few_backward(const T* q, const float* a, const float* z, const T* dy, T* dq
         dqn.add(held, s.rows, t.keys());
         if (da) update(t, s, held + size, s.rows, !add_a, false, da, d, tiles.column(i));
     }
+    // What follows takes its pointers anew: they would be in the way above.
+    q += n * m * dm, dq += n * m * dm, z += n * dk;
     // The sides' sums are added in order where the tiles were: [token][dk].
     float* sums = s.tiles;
 #pragma unroll
@@ -106,13 +107,13 @@ read_few_backward(const T* q, const float* a, const float* z, const T* dy, T* dq
     __syncthreads();
     // dphi = dqn / den + dden z with dden = -(dqn . phi) / den^2. A warp for a query.
     for (int i = warp; i < m; i += WARPS) {
-        const T* x = t.k + (i64)i * dm;
+        const T* x = q + (i64)i * dm;
         float *r = s.rows + i * t.width(), *row = sums + i * dk;
         for (int c = lane; c < t.width(); c += 32) r[c] = rectified(x, c, dm);
         float gk = 0;
         for (int f = lane; f < dk; f += 32) gk += row[f] * s.phi[at_feature<GROUP>(f, i)];
         float dden = -warp_sum(gk) / s.den[i];
-        for (int f = lane; f < dk; f += 32) row[f] += dden * t.z[f];
+        for (int f = lane; f < dk; f += 32) row[f] += dden * z[f];
         if (lane == 0) s.dden[i] = dden;
         __syncwarp();
         for (int c = lane; c < dm; c += 32) {
@@ -121,6 +122,7 @@ read_few_backward(const T* q, const float* a, const float* z, const T* dy, T* dq
         }
     }
     if (!dz) return;
+    dz += n * dk;
     __syncthreads();
     add_features(t, s, s.dden, add_z ? dz : nullptr, dz);
 }
@@ -169,8 +171,8 @@ write(const T* k, const T* v, const T* beta, const float* a, const float* z, con
 }
 
 // rows = -kept, what a write added to each key in a tile's columns, ready to be added again; zero, if `blank`. `ahead` has the first group's.
-__device__ __forceinline__ void take_back(const Tokens<GROUP>& t, const Held& s, const Ahead<GROUP>& ahead, const float* kept, bool blank, int d,
-                                          int from) {
+__device__ __forceinline__ void take_back(const Tokens<GROUP>& t, const Held& s, const Ahead<GROUP>& ahead, const float* kept, bool blank,
+                                          int d, int from) {
 #pragma unroll 1
     for (int group = 0; group < t.groups(); group++)
         each_own<GROUP>([&](int e, int token, int column) {
