@@ -107,11 +107,11 @@ pub(super) struct StepCut {
 }
 
 impl StepCut {
-    /// The cuts there and back, where one walk serves both: few tokens, few queries, and enough memories for two blocks on every
-    /// multiprocessor. Anything else takes the write and the read one after the other.
+    /// The cuts there and back, where one walk serves both: few tokens, few queries, and memories for half of the multiprocessors or more.
+    /// Anything else takes the write and the read one after the other, which share a memory's columns among blocks.
     pub(super) fn new(cuda: &CudaDevice, s: WriteSizes, queries: usize) -> Option<[Self; 2]> {
         let most = GROUPS[1];
-        if s.m > most || queries > most || s.n < 2 * cuda.multiprocessors() {
+        if s.m > most || queries > most || s.n < cuda.multiprocessors() / 2 {
             return None;
         }
         Some([Self::cut(cuda, s, queries, false)?, Self::cut(cuda, s, queries, true)?])
