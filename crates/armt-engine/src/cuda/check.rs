@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::kernels::{VARIANTS, options, source_text};
+use super::kernels::{HOPPER_ONLY, VARIANTS, options, source_text};
 use super::nvrtc::Nvrtc;
 use crate::error::{Error, Result};
 use crate::tensor::DType;
@@ -20,13 +20,16 @@ pub struct KernelCheck {
 }
 
 /// Compiles all kernels for an architecture such as `90a`, with NVRTC from `folder` (a `site-packages` or a library folder) and
-/// the given `ptxas`. An error means that the tools could not be used; a kernel's own failure is in its [`KernelCheck`].
+/// the given `ptxas`; files for Hopper alone are left out elsewhere. An error means that the tools could not be used; a kernel's own failure is in its [`KernelCheck`].
 pub fn check_kernels(folder: &Path, ptxas: &Path, arch: &str) -> Result<Vec<KernelCheck>> {
     let nvrtc = Nvrtc::load_from(folder)?;
     let scratch = std::env::temp_dir().join(format!("armt-kernels-{}", std::process::id()));
     std::fs::create_dir_all(&scratch).map_err(|source| Error::Io { path: scratch.clone(), source })?;
     let mut checks = Vec::new();
     for (file, dtypes, defines) in VARIANTS {
+        if arch != "90a" && HOPPER_ONLY.contains(file) {
+            continue;
+        }
         for &dtype in *dtypes {
             checks.push(check_one(&nvrtc, ptxas, arch, &scratch, file, dtype, defines)?);
         }
