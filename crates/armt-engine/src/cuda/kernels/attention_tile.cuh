@@ -31,13 +31,14 @@ __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"
 // Waits until at most N groups of copies are under way.
 template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-// `count` rows of a head to a swizzled tile; rows from `limit` on become zero.
+// `count` rows of a head to a swizzled tile; rows before 0 and from `limit` on become zero.
 __device__ __forceinline__ void load(bf16* to, const bf16* from, i64 stride, int first, int count, int limit) {
     int chunk = threadIdx.x % CHUNKS;
     for (int r = threadIdx.x / CHUNKS; r < count; r += THREADS / CHUNKS) {
         int row = first + r;
-        int bytes = row < limit ? 16 : 0;
-        const bf16* source = from + (row < limit ? row : 0) * stride + chunk * 8;
+        bool there = (u32)row < (u32)limit;
+        int bytes = there ? 16 : 0;
+        const bf16* source = from + (there ? row : 0) * stride + chunk * 8;
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address(to + at(r, chunk))), "l"(source), "r"(bytes) : "memory");
     }
 }
@@ -78,18 +79,18 @@ __device__ __forceinline__ void store(bf16* to, i64 stride, int first, int limit
     __syncwarp();
     for (int i = lane; i < 16 * CHUNKS; i += 32) {
         int r = i / CHUNKS, chunk = i % CHUNKS;
-        if (first + r < limit) *(uint4*)(to + (first + r) * stride + chunk * 8) = *(const uint4*)(tile + at(own_row + r, chunk));
+        if ((u32)(first + r) < (u32)limit) *(uint4*)(to + (first + r) * stride + chunk * 8) = *(const uint4*)(tile + at(own_row + r, chunk));
     }
 }
 
-// do . o of rows `first` + lane / 4 and 8 below it, the same in the four lanes of a row; zero from `limit` on.
+// do . o of rows `first` + lane / 4 and 8 below it, the same in the four lanes of a row; zero for rows that are not there.
 __device__ __forceinline__ void deltas(float (&delta)[2], const bf16* o, const bf16* d_o, i64 stride, int first, int limit) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        i64 row = first + lane / 4 + half * 8;
+        int row = first + lane / 4 + half * 8;
         float x = 0.f;
-        if (row < limit)
+        if ((u32)row < (u32)limit)
 #pragma unroll
             for (int c = 0; c < CHUNKS; c += 4) {
                 i64 at = row * stride + (c + lane % 4) * 8;
