@@ -1,7 +1,7 @@
-// What the tensor-core attention kernels share: a block of C_WARPS warps with 16 rows each, swizzled tiles of rows of C_SIZE elements, copies
-// to and from them, fragments of a warp's 16 rows. An accumulator, packed to bf16, is the left operand of the next product, for mma.sync and
-// for wgmma alike. Rows are swizzled in chunks of 16 bytes so that ldmatrix meets no bank twice; with 32 and 64 elements a row that is also
-// the swizzle of 64 and 128 bytes that wgmma knows, if a tile starts at a multiple of 1024 bytes.
+// What the tensor-core attention kernels share: a block of C_WARPS warps with 16 rows each, swizzled tiles of rows of C_SIZE elements,
+// copies to and from them, fragments of a warp's 16 rows. An accumulator, packed to bf16, is the left operand of the next product, for
+// mma.sync and for wgmma alike. Rows are swizzled in chunks of 16 bytes so that ldmatrix meets no bank twice; with 32 and 64 elements a row
+// that is also the swizzle of 64 and 128 bytes that wgmma knows, if a tile starts at a multiple of 1024 bytes.
 constexpr int SIZE = C_SIZE, WARPS = C_WARPS, THREADS = 32 * WARPS, ROWS = 16 * WARPS, CHUNKS = SIZE / 8;
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
@@ -69,17 +69,17 @@ template <int N> __device__ __forceinline__ void to_operand(u32 (&a)[N / 16][4],
 // The warp's 16 rows of a result, times a factor for each half, through its own rows of a tile that it no longer needs.
 __device__ __forceinline__ void store(bf16* to, i64 stride, int first, int limit, bf16* tile, int own_row, const float (&sum)[CHUNKS][4],
                                       float low, float high) {
-    int lane = threadIdx.x % 32, row = own_row + lane / 4;
+    int lane = threadIdx.x % 32, top = own_row + lane / 4;
     __syncwarp();
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
-        *(u32*)(tile + at(row, c) + lane % 4 * 2) = pack(sum[c][0] * low, sum[c][1] * low);
-        *(u32*)(tile + at(row + 8, c) + lane % 4 * 2) = pack(sum[c][2] * high, sum[c][3] * high);
+        *(u32*)(tile + at(top, c) + lane % 4 * 2) = pack(sum[c][0] * low, sum[c][1] * low);
+        *(u32*)(tile + at(top + 8, c) + lane % 4 * 2) = pack(sum[c][2] * high, sum[c][3] * high);
     }
     __syncwarp();
     for (int i = lane; i < 16 * CHUNKS; i += 32) {
-        int r = i / CHUNKS, chunk = i % CHUNKS;
-        if ((u32)(first + r) < (u32)limit) *(uint4*)(to + (first + r) * stride + chunk * 8) = *(const uint4*)(tile + at(own_row + r, chunk));
+        int r = i / CHUNKS, chunk = i % CHUNKS, row = first + r;
+        if ((u32)row < (u32)limit) *(uint4*)(to + row * stride + chunk * 8) = *(const uint4*)(tile + at(own_row + r, chunk));
     }
 }
 
