@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::kernels::{VARIANTS, options, source_text};
+use super::kernels::{HOPPER_ONLY, VARIANTS, options, source_text};
 use super::nvrtc::Nvrtc;
 use crate::error::{Error, Result};
 use crate::tensor::DType;
@@ -15,18 +15,21 @@ pub struct KernelCheck {
     pub variant: String,
     /// Kernels in the file, with the registers each takes.
     pub kernels: Vec<(String, usize)>,
-    /// What is wrong: the compiler's message, or the kernels that spill registers.
+    /// What is wrong: the compiler's message, or the kernels that spill registers or run warpgroup products one by one.
     pub problem: Option<String>,
 }
 
 /// Compiles all kernels for an architecture such as `90a`, with NVRTC from `folder` (a `site-packages` or a library folder) and
-/// the given `ptxas`. An error means that the tools could not be used; a kernel's own failure is in its [`KernelCheck`].
+/// the given `ptxas`; files for Hopper alone are left out elsewhere. An error means that the tools could not be used; a kernel's own failure is in its [`KernelCheck`].
 pub fn check_kernels(folder: &Path, ptxas: &Path, arch: &str) -> Result<Vec<KernelCheck>> {
     let nvrtc = Nvrtc::load_from(folder)?;
     let scratch = std::env::temp_dir().join(format!("armt-kernels-{}", std::process::id()));
     std::fs::create_dir_all(&scratch).map_err(|source| Error::Io { path: scratch.clone(), source })?;
     let mut checks = Vec::new();
     for (file, dtypes, defines) in VARIANTS {
+        if arch != "90a" && HOPPER_ONLY.contains(file) {
+            continue;
+        }
         for &dtype in *dtypes {
             checks.push(check_one(&nvrtc, ptxas, arch, &scratch, file, dtype, defines)?);
         }
@@ -75,22 +78,24 @@ fn check_one(
 /// Reads `ptxas -v`: for each kernel a line with its name, one with its stack and spills, one with its registers.
 fn read_report(report: &str, check: &mut KernelCheck) {
     let mut name = String::new();
-    let mut spilling = Vec::new();
+    let mut problems = Vec::new();
     for line in report.lines() {
         if let Some(rest) = line.split("Compiling entry function '").nth(1) {
             name = rest.split('\'').next().unwrap_or_default().to_string();
         } else if let Some(at) = line.find("bytes spill stores") {
             let bytes = line[..at].trim_end().rsplit([' ', ',']).next().and_then(|n| n.parse().ok()).unwrap_or(0);
             if bytes > 0 {
-                spilling.push(format!("{name} spills {bytes} bytes"));
+                problems.push(format!("{name} spills {bytes} bytes"));
             }
         } else if let Some(at) = line.find(" registers") {
             let registers = line[..at].rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
             check.kernels.push((name.clone(), registers));
+        } else if line.contains("wgmma") && line.contains("serialized") {
+            problems.push(line.trim().to_string());
         }
     }
-    if !spilling.is_empty() {
-        check.problem = Some(spilling.join(", "));
+    if !problems.is_empty() {
+        check.problem = Some(problems.join(", "));
     }
 }
 
@@ -114,5 +119,13 @@ ptxas info    : Used 255 registers, used 1 barriers";
         read_report(REPORT, &mut check);
         assert_eq!(check.kernels, [("quick".to_string(), 24), ("greedy".to_string(), 255)]);
         assert_eq!(check.problem.as_deref(), Some("greedy spills 88 bytes"));
+    }
+
+    #[test]
+    fn warpgroup_products_that_wait_for_each_other_are_a_problem() {
+        let mut check = KernelCheck { variant: String::new(), kernels: Vec::new(), problem: None };
+        let report = "ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ...";
+        read_report(report, &mut check);
+        assert!(check.problem.is_some_and(|p| p.contains("serialized")));
     }
 }

@@ -19,8 +19,12 @@ use crate::tensor::{DType, Tensor};
 pub(super) const CACHE_VARIABLE: &str = "ARMT_CACHE_DIR";
 
 const PRELUDE: &str = include_str!("kernels/prelude.cuh");
-/// What the kernels share that walk over an associative memory.
-const ASSOC_TILE: &str = include_str!("kernels/assoc_tile.cuh");
+/// What the files share whose names begin so, between the prelude and their own text.
+const HEADERS: &[(&str, &str)] =
+    &[("assoc_", include_str!("kernels/assoc_tile.cuh")), ("attention_", include_str!("kernels/attention_tile.cuh"))];
+
+/// Files with instructions that only Hopper (`sm_90a`) has.
+pub(super) const HOPPER_ONLY: &[&str] = &["attention_wgmma"];
 
 macro_rules! sources {
     ($($name:literal),* $(,)?) => {
@@ -36,6 +40,7 @@ sources!(
     "assoc_walk",
     "attention",
     "attention_mma",
+    "attention_wgmma",
     "cast",
     "cross_entropy",
     "dropout",
@@ -98,6 +103,8 @@ pub(super) const VARIANTS: &[(&str, &[DType], Defines<'static>)] = &[
     ("attention_mma", BF16, &[("C_SIZE", 32), ("C_WARPS", 4)]),
     ("attention_mma", BF16, &[("C_SIZE", 64), ("C_WARPS", 4)]),
     ("attention_mma", BF16, &[("C_SIZE", 128), ("C_WARPS", 4)]),
+    ("attention_wgmma", BF16, &[("C_SIZE", 32), ("C_WARPS", 4)]),
+    ("attention_wgmma", BF16, &[("C_SIZE", 64), ("C_WARPS", 4)]),
     ("cast", F32, &[]),
     ("cross_entropy", FLOATS, &[]),
     ("dropout", FLOATS, &[]),
@@ -119,7 +126,7 @@ pub(crate) type Defines<'a> = &'a [(&'static str, usize)];
 /// A file's text as the compiler sees it.
 pub(super) fn source_text(file: &str) -> Result<String> {
     let found = SOURCES.iter().find(|(name, _)| *name == file);
-    let shared = if file.starts_with("assoc_") { ASSOC_TILE } else { "" };
+    let shared = HEADERS.iter().find(|(prefix, _)| file.starts_with(prefix)).map_or("", |(_, text)| text);
     found
         .map(|(_, text)| format!("{PRELUDE}\n{shared}\n{text}"))
         .ok_or_else(|| Error::argument("kernel", format!("there is no kernel file {file}.cu")))

@@ -121,6 +121,11 @@ impl CudaDevice {
         kilobytes << 10
     }
 
+    /// Whether products of whole warpgroups (`wgmma`) exist: on Hopper only, neither before nor after.
+    pub(crate) fn has_wgmma(&self) -> bool {
+        self.context.capability == (9, 0)
+    }
+
     pub(crate) fn pool(&self) -> Arc<Pool> {
         self.pool.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

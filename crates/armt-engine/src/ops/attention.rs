@@ -2,7 +2,7 @@
 //!
 //! Nothing of size T x T is kept: the forward pass saves the log-sum-exp of each row, and the backward pass computes p again from it,
 //! with ds_ij = p_ij (do_i . v_j - do_i . o_i) / sqrt(size). On CUDA, bf16 heads of 32, 64 and 128 go to tensor cores
-//! (`attention_mma.cu`) and everything else to plain loops in f32 (`attention.cu`).
+//! (`attention_wgmma.cu` on Hopper, `attention_mma.cu` elsewhere) and everything else to plain loops in f32 (`attention.cu`).
 
 use super::{cast, cuda_of, to_f32, via_f32};
 use crate::cpu::attention::{self as cpu, Layout, Out};
@@ -160,7 +160,7 @@ fn forward(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, l: Layout,
             cpu::forward(&q, &k, &v, mask.as_deref(), l, &mut o.write::<f32>(OP)?, lse.as_deref_mut());
         }
         Some(cuda) => {
-            let plan = Plan::new(l, &[q, k, v, o]);
+            let plan = Plan::new(cuda, l, &[q, k, v, o]);
             let launch = plan.launch(cuda, q.dtype(), "attention_forward", l.tq, l.heads.query, plan.forward_shared())?;
             let launch = launch.arg(q).arg(k).arg(v).arg(mask).arg(o).arg(lse.as_ref());
             plan.sizes(launch).run()?;
@@ -169,23 +169,43 @@ fn forward(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, l: Layout,
     Ok(lse)
 }
 
+/// What computes the products.
+#[derive(Clone, Copy, PartialEq)]
+enum Products {
+    /// Loops in f32: `attention.cu`.
+    Plain,
+    /// Tensor cores, a warp at a time: `attention_mma.cu`.
+    Mma,
+    /// Tensor cores, four warps at a time: `attention_wgmma.cu`.
+    Wgmma,
+}
+
 /// Which kernels run, and with what shape of blocks.
 struct Plan {
     layout: Layout,
-    /// Tensor cores; otherwise plain loops.
-    mma: bool,
+    products: Products,
     /// Warps of a block: one for short sequences, where four would mostly idle.
     warps: usize,
 }
 
 impl Plan {
     /// `tensors` are those that the tensor-core kernels move 16 bytes at a time.
-    fn new(layout: Layout, tensors: &[&Tensor]) -> Self {
-        let mma = matches!(layout.heads.size, 32 | 64 | 128)
+    fn new(cuda: &CudaDevice, layout: Layout, tensors: &[&Tensor]) -> Self {
+        let cores = matches!(layout.heads.size, 32 | 64 | 128)
             && layout.q_row.is_multiple_of(8)
             && layout.k_row.is_multiple_of(8)
             && tensors.iter().all(|t| t.dtype() == DType::BF16 && t.ptr().is_multiple_of(16));
-        Plan { layout, mma, warps: if mma && layout.tk <= 16 { 1 } else { 4 } }
+        let short = layout.tk <= 16;
+        let products = match cores {
+            false => Products::Plain,
+            true if cuda.has_wgmma() && layout.heads.size <= 64 && !short => Products::Wgmma,
+            true => Products::Mma,
+        };
+        Plan { layout, products, warps: if cores && short { 1 } else { 4 } }
+    }
+
+    fn on_tensor_cores(&self) -> bool {
+        self.products != Products::Plain
     }
 
     /// 32s of dimensions that the plain kernels are compiled for.
@@ -203,11 +223,12 @@ impl Plan {
         heads: usize,
         shared: usize,
     ) -> Result<Launch<'a>> {
-        let tile = self.warps * if self.mma { 16 } else { 4 };
-        let launch = if self.mma {
-            cuda.kernel_with("attention_mma", dtype, &[("C_SIZE", self.layout.heads.size), ("C_WARPS", self.warps)], name)?
-        } else {
-            cuda.kernel_with("attention", dtype, &[("C_CHUNKS", self.chunks())], name)?
+        let tile = self.warps * if self.on_tensor_cores() { 16 } else { 4 };
+        let sizes = [("C_SIZE", self.layout.heads.size), ("C_WARPS", self.warps)];
+        let launch = match self.products {
+            Products::Plain => cuda.kernel_with("attention", dtype, &[("C_CHUNKS", self.chunks())], name)?,
+            Products::Mma => cuda.kernel_with("attention_mma", dtype, &sizes, name)?,
+            Products::Wgmma => cuda.kernel_with("attention_wgmma", dtype, &sizes, name)?,
         };
         Ok(launch.block(32 * self.warps).grid(self.layout.n * heads * rows.div_ceil(tile), 1, 1).shared(shared))
     }
@@ -228,18 +249,18 @@ impl Plan {
     }
 
     /// Bytes of `own` tiles of the block's rows and 2 double-buffered tiles of `passing` rows, in bf16.
-    fn mma_shared(&self, own: usize, passing: usize) -> usize {
+    fn tiles_shared(&self, own: usize, passing: usize) -> usize {
         2 * self.layout.heads.size * (own * 16 * self.warps + 4 * passing)
     }
 
     fn forward_shared(&self) -> usize {
-        if self.mma { self.mma_shared(1, 16 * self.warps) } else { self.plain_shared(1, 2) }
+        if self.on_tensor_cores() { self.tiles_shared(1, 16 * self.warps) } else { self.plain_shared(1, 2) }
     }
 
     /// Whether one kernel does the whole way back.
     fn is_short(&self) -> bool {
         let l = self.layout;
-        self.mma && self.warps == 1 && l.tq > 0 && l.tq <= 16 && l.tk <= 16 && l.heads.query == l.heads.key
+        self.products == Products::Mma && self.warps == 1 && l.tq > 0 && l.tq <= 16 && l.tk <= 16 && l.heads.query == l.heads.key
     }
 
     /// Bytes of five tiles of 16 rows and two numbers for each row.
@@ -248,12 +269,15 @@ impl Plan {
     }
 
     fn backward_shared(&self) -> usize {
-        if !self.mma {
-            return self.plain_shared(2, 2);
-        }
-        // As BACK in attention_mma.cu, with room for the log-sum-exp and delta of the passing rows.
-        let passing = if self.warps == 1 { 16 } else { 32 };
-        self.mma_shared(2, passing) + 4 * 4 * passing
+        // Rows of a passing tile as in the kernels: BACK in attention_mma.cu, PASS in attention_wgmma.cu.
+        let passing = match self.products {
+            Products::Plain => return self.plain_shared(2, 2),
+            Products::Mma if self.warps == 1 => 16,
+            Products::Mma => 32,
+            Products::Wgmma => 64,
+        };
+        // With room for the log-sum-exp and delta of the passing rows.
+        self.tiles_shared(2, passing) + 4 * 4 * passing
     }
 }
 
@@ -327,19 +351,23 @@ impl AttentionBackward {
         if l.n * l.tk == 0 {
             return Ok(());
         }
-        let plan = Plan::new(l, &[q, k, v, o, d_o, dq, dk, dv]);
+        let plan = Plan::new(cuda, l, &[q, k, v, o, d_o, dq, dk, dv]);
         if plan.is_short() {
             let launch = plan.launch(cuda, d_o.dtype(), "attention_backward_short", l.tq, l.heads.query, plan.short_shared())?;
             let launch = launch.arg(q).arg(k).arg(v).arg(mask).arg(o).arg(d_o).arg(lse).arg(dq).arg(dk).arg(dv);
             return plan.sizes(launch).run();
         }
-        // do_i . o_i for every row and head.
+        // do_i . o_i for every row and head: a kernel of its own, or the first work of the tensor cores' kernel for q.
         let delta = Tensor::uninit(lse.shape(), DType::F32, d_o.device())?;
-        let chunks = [("C_CHUNKS", plan.chunks())];
-        let launch = cuda.kernel_with("attention", d_o.dtype(), &chunks, "attention_delta")?.cover(32 * rows);
-        launch.arg(o).arg(d_o).arg(&delta).arg(rows).arg(l.heads.query).arg(l.tq).arg(l.heads.size).run()?;
+        if !plan.on_tensor_cores() {
+            let chunks = [("C_CHUNKS", plan.chunks())];
+            let launch = cuda.kernel_with("attention", d_o.dtype(), &chunks, "attention_delta")?.cover(32 * rows);
+            launch.arg(o).arg(d_o).arg(&delta).arg(rows).arg(l.heads.query).arg(l.tq).arg(l.heads.size).run()?;
+        }
         let launch = plan.launch(cuda, d_o.dtype(), "attention_backward_q", l.tq, l.heads.query, plan.backward_shared())?;
-        let launch = launch.arg(q).arg(k).arg(v).arg(mask).arg(d_o).arg(lse).arg(&delta).arg(dq);
+        let launch = launch.arg(q).arg(k).arg(v).arg(mask);
+        let launch = if plan.on_tensor_cores() { launch.arg(o) } else { launch };
+        let launch = launch.arg(d_o).arg(lse).arg(&delta).arg(dq);
         plan.sizes(launch).run()?;
         let launch = plan.launch(cuda, d_o.dtype(), "attention_backward_kv", l.tk, l.heads.key, plan.backward_shared())?;
         let launch = launch.arg(q).arg(k).arg(v).arg(mask).arg(d_o).arg(lse).arg(&delta).arg(dk).arg(dv);

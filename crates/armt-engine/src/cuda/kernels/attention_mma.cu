@@ -1,67 +1,14 @@
 // Causal attention on tensor cores, bf16 in and out, sums in f32: o_i = sum_j p_ij v_j, p_i = softmax_j(scale q_i . k_j).
 //
 // A warp owns 16 rows (of queries, or in the last kernel of keys); what passes by comes in tiles through two shared-memory buffers, the next
-// one loading while this one is used. The accumulator of one product is, packed to bf16, the left operand of the next (m16n8k16
-// fragments), so probabilities never leave registers. Rows are swizzled in chunks of 16 bytes so that ldmatrix meets no bank twice.
-// Everything is summed in a fixed order. Head size C_SIZE, C_WARPS warps a block; attention.cu is the plain twin.
-constexpr int SIZE = C_SIZE, WARPS = C_WARPS, THREADS = 32 * WARPS, ROWS = 16 * WARPS, CHUNKS = SIZE / 8;
+// one loading while this one is used. Probabilities never leave registers (attention_tile.cuh says how). Everything is summed in a fixed
+// order. attention.cu is the plain twin; attention_wgmma.cu is what Hopper runs instead where it can.
 // Rows of a passing tile, forwards and backwards; fewer backwards, where two accumulators take most registers.
 constexpr int FORTH = 16 * WARPS, BACK = WARPS == 1 ? 16 : 32;
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
-extern __shared__ __align__(128) unsigned char shared_bytes[];
-
-// Element offset of a 16-byte chunk in a swizzled tile.
-__device__ __forceinline__ int at(int row, int chunk) {
-    int turn = CHUNKS == 4 ? row >> 1 & 3 : row & 7;
-    return row * SIZE + ((chunk ^ turn) << 3);
-}
-__device__ __forceinline__ u32 address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ void ldmatrix(u32 (&r)[4], const bf16* p) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address(p)) : "memory");
-}
-__device__ __forceinline__ void ldmatrix_transposed(u32 (&r)[4], const bf16* p) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address(p)) : "memory");
-}
 __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ u32 pack(float low, float high) {
-    u32 r;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
-}
-__device__ __forceinline__ float exp2_of(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most N groups of copies are under way.
-template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
-
-// `count` rows of a head to a swizzled tile; rows from `limit` on become zero.
-__device__ __forceinline__ void load(bf16* to, const bf16* from, i64 stride, int first, int count, int limit) {
-    for (int i = threadIdx.x; i < count * CHUNKS; i += THREADS) {
-        int r = i / CHUNKS, chunk = i % CHUNKS, row = first + r;
-        int bytes = row < limit ? 16 : 0;
-        const bf16* source = from + (row < limit ? row : 0) * stride + chunk * 8;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address(to + at(r, chunk))), "l"(source), "r"(bytes) : "memory");
-    }
-}
-// `count` floats; those from `limit` on become zero.
-__device__ __forceinline__ void load_floats(float* to, const float* from, int first, int count, int limit) {
-    for (int i = threadIdx.x; i < count; i += THREADS) {
-        int bytes = first + i < limit ? 4 : 0;
-        const float* source = from + (first + i < limit ? first + i : 0);
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address(to + i)), "l"(source), "r"(bytes) : "memory");
-    }
-}
-
-template <int N> __device__ __forceinline__ void clear(float (&x)[N][4]) {
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) x[n][e] = 0.f;
 }
 
 // s [16, N] = own 16 rows times the tile's rows, transposed. Groups of 16 tile rows outside [from, to) are left zero.
@@ -98,31 +45,6 @@ __device__ __forceinline__ void add_weighted(float (&sum)[CHUNKS][4], const u32 
                 mma(sum[c], weights[g], b[0], b[1]);
                 mma(sum[c + 1], weights[g], b[2], b[3]);
             }
-}
-
-// An accumulator as a left operand.
-template <int N> __device__ __forceinline__ void to_operand(u32 (&a)[N / 16][4], const float (&x)[N / 8][4]) {
-#pragma unroll
-    for (int n = 0; n < N / 8; n++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) a[n / 2][(n & 1) * 2 + half] = pack(x[n][2 * half], x[n][2 * half + 1]);
-}
-
-// The warp's 16 rows of a result, times a factor for each half, through its own rows of a tile that it no longer needs.
-__device__ __forceinline__ void store(bf16* to, i64 stride, int first, int limit, bf16* tile, int own_row, const float (&sum)[CHUNKS][4],
-                                      float low, float high) {
-    int lane = threadIdx.x % 32, row = own_row + lane / 4;
-    __syncwarp();
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        *(u32*)(tile + at(row, c) + lane % 4 * 2) = pack(sum[c][0] * low, sum[c][1] * low);
-        *(u32*)(tile + at(row + 8, c) + lane % 4 * 2) = pack(sum[c][2] * high, sum[c][3] * high);
-    }
-    __syncwarp();
-    for (int i = lane; i < 16 * CHUNKS; i += 32) {
-        int r = i / CHUNKS, chunk = i % CHUNKS;
-        if (first + r < limit) *(uint4*)(to + (first + r) * stride + chunk * 8) = *(const uint4*)(tile + at(own_row + r, chunk));
-    }
 }
 
 // Groups of 16 among a tile's rows from `first` on that are at most `last`, of N rows.
@@ -222,16 +144,17 @@ attention_forward(const bf16* q, const bf16* k, const bf16* v, const int* mask, 
     store(o + n * tq * heads * SIZE + h * SIZE, (i64)heads * SIZE, first, tq, qs, own, sum, inverse[0], inverse[1]);
 }
 
-// dq_i = scale sum_j ds_ij k_j, ds_ij = p_ij (do_i . v_j - delta_i)
+// dq_i = scale sum_j ds_ij k_j, ds_ij = p_ij (do_i . v_j - delta_i). Leaves delta_i = do_i . o_i for the kernel of keys and values.
 extern "C" __global__ void __launch_bounds__(THREADS)
-attention_backward_q(const bf16* q, const bf16* k, const bf16* v, const int* mask, const bf16* d_o, const float* lse, const float* delta,
-                     bf16* dq, i64 q_row, i64 k_row, int heads, int group, int tq, int tk, int size, float scale) {
+attention_backward_q(const bf16* q, const bf16* k, const bf16* v, const int* mask, const bf16* o, const bf16* d_o,
+                     const float* lse, float* delta, bf16* dq, i64 q_row, i64 k_row, int heads, int group, int tq, int tk, int size, float scale) {
     bf16 *qs = (bf16*)shared_bytes, *gs = qs + ROWS * SIZE, *ks = gs + ROWS * SIZE, *vs = ks + 2 * BACK * SIZE;
     int tiles = (tq + ROWS - 1) / ROWS, all = gridDim.x / tiles, lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16;
     int tile = tiles - 1 - blockIdx.x / all, head = blockIdx.x % all, h = head % heads, offset = tk - tq;
     i64 n = head / heads, o_row = (i64)heads * SIZE;
     q += n * tq * q_row + h * SIZE;
     dq += n * tq * q_row + h * SIZE;
+    o += n * tq * o_row + h * SIZE;
     d_o += n * tq * o_row + h * SIZE;
     k += n * tk * k_row + h / group * SIZE;
     v += n * tk * k_row + h / group * SIZE;
@@ -245,11 +168,12 @@ attention_backward_q(const bf16* q, const bf16* k, const bf16* v, const int* mas
     const float turn = scale * LOG2_E;
     float sum[CHUNKS][4], l[2], dl[2];
     clear(sum);
+    deltas(dl, o, d_o, o_row, first, tq);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int row = first + lane / 4 + half * 8;
         l[half] = row < tq ? lse[(i64)head * tq + row] * LOG2_E : 0.f;
-        dl[half] = row < tq ? delta[(i64)head * tq + row] : 0.f;
+        if (lane % 4 == 0 && row < tq) delta[(i64)head * tq + row] = dl[half];
     }
     for (int pass = 0; pass < passes; pass++) {
         int j0 = pass * BACK, buffer = (pass & 1) * BACK * SIZE;

@@ -94,6 +94,7 @@ pub fn cases() -> Vec<Case> {
             (2, 16, heads(2, 2, 64)),
             (2, 9, heads(2, 1, 128)),
             (2, 65, heads(2, 1, 32)),
+            (2, 65, heads(2, 1, 64)),
             (1, 65, heads(1, 1, 100)),
         ] {
             cases.push(packed(&mut rng, n, t, h, hidden));
@@ -113,6 +114,7 @@ pub fn cases() -> Vec<Case> {
     for (t, h, hidden) in [
         (130, heads(2, 1, 32), Hidden::Nothing),
         (130, heads(1, 1, 64), Hidden::Left),
+        (130, heads(2, 1, 64), Hidden::Nothing),
         (130, heads(2, 1, 128), Hidden::Left),
         (193, heads(1, 1, 128), Hidden::Nothing),
         (130, heads(1, 1, 256), Hidden::Nothing),
@@ -121,6 +123,8 @@ pub fn cases() -> Vec<Case> {
         cases.push(packed(&mut rng, 1, t, h, hidden));
     }
     cases.push(cached(&mut rng, 1, 70, 200, heads(2, 1, 64), Hidden::Left));
+    cases.push(cached(&mut rng, 2, 64, 129, heads(1, 1, 64), Hidden::Holes));
+    cases.push(cached(&mut rng, 1, 130, 160, heads(2, 1, 32), Hidden::Nothing));
     cases.push(cached(&mut rng, 1, 130, 160, heads(1, 1, 128), Hidden::Nothing));
     cases
 }
