@@ -24,9 +24,10 @@ template <> __device__ __forceinline__ bf16 from_f32<bf16>(float x) {
 // N elements moved as one access.
 template <class U, int N> struct alignas(sizeof(U) * N) Vec { U v[N]; };
 
-__device__ __forceinline__ float warp_sum(float x) {
+// Sum over LANES neighbouring lanes; each gets it.
+template <int LANES = 32> __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
-    for (int m = 16; m; m >>= 1) x += __shfl_xor_sync(~0u, x, m);
+    for (int m = LANES / 2; m; m >>= 1) x += __shfl_xor_sync(~0u, x, m);
     return x;
 }
 __device__ __forceinline__ float warp_max(float x) {

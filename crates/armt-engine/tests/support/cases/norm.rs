@@ -54,7 +54,7 @@ pub fn cases() -> Vec<Case> {
     push(&[17], &[17]);
     push(&[2, 65], &[2, 65]);
     // Multiples of a vector, rows in registers and longer ones, more rows than one partial sum takes.
-    for d in [32, 64, 128, 200, 256, 384, 512, 768] {
+    for d in [32, 64, 128, 200, 256, 384, 512, 768, 1000] {
         push(&[2, 19, d], &[2, d]);
     }
     push(&[700, 8], &[8]);
