@@ -2,7 +2,7 @@
 
 use super::{cast, cuda_of, scale, to_f32, via_f32};
 use crate::cpu::reduce as cpu;
-use crate::cuda::COUNTERS;
+use crate::cuda::{COUNTERS, CudaDevice};
 use crate::error::{Error, Result};
 use crate::tape::{Backward, Grads, record};
 use crate::tensor::{DType, Shape, Tensor};
@@ -81,15 +81,31 @@ pub(crate) fn sum_middle_into(x: &Tensor, sizes: [usize; 3], y: &Tensor, accumul
         _ if wide => ("sum_middle_wide", 128),
         _ => ("sum_middle", 32),
     };
-    // Enough pieces of the summed axis to fill the card.
-    let tiles = outer * inner.div_ceil(columns);
-    let wanted = (cuda.multiprocessors() * 4).div_ceil(tiles.max(1));
-    let most = middle.div_ceil(if inner == 1 { 1024 } else { 64 });
-    let pieces = if tiles > COUNTERS { 1 } else { wanted.min(most).clamp(1, 1024) };
-    let partial = (pieces > 1).then(|| Tensor::uninit([outer, pieces, inner], DType::F32, x.device())).transpose()?;
-    let mut launch = cuda.kernel("reduce", x.dtype(), name)?.grid(tiles, pieces, 1).arg(x).arg(y).arg(middle);
+    let pieces = Pieces::new(cuda, sizes, columns, x)?;
+    let mut launch = cuda.kernel("reduce", x.dtype(), name)?.grid(pieces.tiles, pieces.count, 1).arg(x).arg(y).arg(middle);
     if inner > 1 {
         launch = launch.arg(inner);
     }
-    launch.arg(accumulate).arg(partial.as_ref()).arg(cuda.counters_ptr()).run()
+    launch.arg(accumulate).arg(pieces.partial.as_ref()).arg(cuda.counters_ptr()).run()
+}
+
+/// How a kernel that sums over the middle axis is cut into blocks: (o, tile of columns) by pieces of the summed axis.
+pub(super) struct Pieces {
+    pub(super) tiles: usize,
+    pub(super) count: usize,
+    /// For the pieces' sums, where there is more than one.
+    pub(super) partial: Option<Tensor>,
+}
+
+impl Pieces {
+    /// Enough pieces to fill the card with blocks of `columns` columns, but none so that a multiprocessor would get a fifth block while
+    /// others have four.
+    pub(super) fn new(cuda: &CudaDevice, [outer, middle, inner]: [usize; 3], columns: usize, like: &Tensor) -> Result<Self> {
+        let tiles = outer * inner.div_ceil(columns);
+        let wanted = cuda.multiprocessors() * 4 / tiles.max(1);
+        let most = middle.div_ceil(if inner == 1 { 1024 } else { 64 });
+        let count = if tiles > COUNTERS { 1 } else { wanted.min(most).clamp(1, 1024) };
+        let partial = (count > 1).then(|| Tensor::uninit([outer, count, inner], DType::F32, like.device())).transpose()?;
+        Ok(Pieces { tiles, count, partial })
+    }
 }
