@@ -4,6 +4,7 @@
 //! Statistics are in f32. Gains and biases may differ between groups of rows, for stacked layers.
 
 use super::matmul::add_sum;
+use super::reduce::sum_halves_into;
 use super::{cast, cuda_of, to_f32, via_f32};
 use crate::cpu::norm::{self as cpu, Norm};
 use crate::cuda::CudaDevice;
@@ -156,19 +157,16 @@ impl Backward for NormBackward {
             Some(cuda) => path.rows_per_sum(cuda, groups, m),
         };
         let pieces = m.div_ceil(length);
-        let dgain = Tensor::uninit([groups, pieces, d], DType::F32, x.device())?;
-        let dbias = centred.then(|| Tensor::uninit([groups, pieces, d], DType::F32, x.device())).transpose()?;
+        // The gain's sums, then the bias'.
+        let sums = Tensor::uninit([1 + usize::from(centred), groups, pieces, d], DType::F32, x.device())?;
+        let dgain = sums.view_rows(0..1);
+        let dbias = centred.then(|| sums.view_rows(1..2));
         match cuda_of(&x) {
             None => {
-                let mut dbias = dbias.as_ref().map(|t| t.write::<f32>(op)).transpose()?;
+                let mut sums = sums.write::<f32>(op)?;
+                let (dgain, dbias) = sums.split_at_mut(groups * pieces * d);
                 let inputs = (&*x.read::<f32>(op)?, &*gain.read::<f32>(op)?, &*dy.read::<f32>(op)?);
-                cpu::backward(
-                    inputs,
-                    (&mut dx.write::<f32>(op)?, *accumulate),
-                    &mut dgain.write::<f32>(op)?,
-                    dbias.as_deref_mut(),
-                    norm,
-                );
+                cpu::backward(inputs, (&mut dx.write::<f32>(op)?, *accumulate), dgain, centred.then_some(dbias), norm);
             }
             Some(cuda) => {
                 let launch = cuda.kernel("norm", x.dtype(), &path.kernel("norm_backward"))?.grid(pieces, groups, 1);
@@ -177,13 +175,20 @@ impl Backward for NormBackward {
                 launch.arg(length).arg(m).arg(d).arg(norm.eps).arg(*accumulate).run()?;
             }
         }
+        let sizes = [groups, pieces, d];
+        // Both into the buffers of two parameters, at once.
+        if let (Some(gain), Some(bias)) = (grads.input_leaf(1), if centred { grads.input_leaf(2) } else { None })
+            && gain.ptr() != bias.ptr()
+        {
+            return sum_halves_into(&sums, sizes, [&gain, &bias], true);
+        }
         if let Some(t) = grads.target(1)? {
-            add_sum(&dgain, [groups, pieces, d], &t)?;
+            add_sum(&dgain, sizes, &t)?;
         }
         if let Some(dbias) = dbias
             && let Some(t) = grads.target(2)?
         {
-            add_sum(&dbias, [groups, pieces, d], &t)?;
+            add_sum(&dbias, sizes, &t)?;
         }
         Ok(())
     }

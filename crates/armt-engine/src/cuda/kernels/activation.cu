@@ -38,7 +38,7 @@ __device__ __forceinline__ void gelu_bias(const T* u, const T* dy, T* du, float*
                                           float* partial, int* counters) {
     struct Held { Vec<T, N> u, dy; };
     auto load = [&](i64 i) { return Held{*(const Vec<T, N>*)(u + i), *(const Vec<T, N>*)(dy + i)}; };
-    sum_columns<N, 2>(dbias, middle, inner, accumulate, partial, counters, load, [&](Held held, i64 i, float (&s)[N]) {
+    sum_columns<N, 2>(Sums{dbias, nullptr, gridDim.x, accumulate}, middle, inner, partial, counters, load, [&](Held held, i64 i, float (&s)[N]) {
         Vec<T, N> out;
 #pragma unroll
         for (int e = 0; e < N; e++) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ void gelu_bias(const T* u, const T* dy, T* du, float*
         store(du + i, out);
     });
 }
-extern "C" __global__ void __launch_bounds__(256) gelu_bias_backward(const T* u, const T* dy, T* du, float* dbias, i64 middle, i64 inner,
+extern "C" __global__ void __launch_bounds__(256, 4) gelu_bias_backward(const T* u, const T* dy, T* du, float* dbias, i64 middle, i64 inner,
                                                                   bool accumulate, float* partial, int* counters) {
     gelu_bias<1>(u, dy, du, dbias, middle, inner, accumulate, partial, counters);
 }

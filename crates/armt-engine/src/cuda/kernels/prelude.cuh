@@ -109,11 +109,18 @@ template <int N> __device__ __forceinline__ void eight_rows(float (&s)[N], float
     __syncthreads();
 }
 
+// Where a sum goes: rows `split` and on of [outer, inner] lie in another buffer. y is added to where `accumulate` says so.
+struct Sums {
+    float *y, *second;
+    i64 split;
+    bool accumulate;
+    __device__ __forceinline__ float* row(i64 o, i64 inner) const { return o < split ? y + o * inner : second + (o - split) * inner; }
+};
+
 // y[o, i] = (y[o, i] +) the sum over m of what `add(load(at), at, s)` adds to s for columns i .. i + N at (o, m, i).
 // Block (o, 32 N columns; piece) of 256 threads: 8 rows at a time. A thread asks for AHEAD of its rows before it uses the first.
 template <int N, int AHEAD, class L, class F>
-__device__ __forceinline__ void sum_columns(float* y, i64 middle, i64 inner, bool accumulate, float* partial, int* counters, L load,
-                                            F add) {
+__device__ __forceinline__ void sum_columns(Sums sums, i64 middle, i64 inner, float* partial, int* counters, L load, F add) {
     __shared__ float part[8][32 * N];
     i64 tiles = (inner + 32 * N - 1) / (32 * N), o = blockIdx.x / tiles, piece = blockIdx.y, pieces = gridDim.y;
     i64 length = (middle + pieces - 1) / pieces, from = piece * length, to = min(from + length, middle);
@@ -160,8 +167,8 @@ __device__ __forceinline__ void sum_columns(float* y, i64 middle, i64 inner, boo
     if (row == 0 && at < inner)
 #pragma unroll
         for (int e = 0; e < N; e++) {
-            float* out = y + o * inner + at + e;
-            *out = accumulate ? *out + s[e] : s[e];
+            float* out = sums.row(o, inner) + at + e;
+            *out = sums.accumulate ? *out + s[e] : s[e];
         }
 }
 

@@ -19,21 +19,21 @@ extern "C" __global__ void sum_last(const T* x, float* y, i64 middle, bool accum
 }
 
 template <int N>
-__device__ __forceinline__ void sum_elements(const T* x, float* y, i64 middle, i64 inner, bool accumulate, float* partial, int* counters) {
+__device__ __forceinline__ void sum_elements(const T* x, Sums sums, i64 middle, i64 inner, float* partial, int* counters) {
     auto load = [&](i64 i) { return *(const Vec<T, N>*)(x + i); };
-    sum_columns<N, 4>(y, middle, inner, accumulate, partial, counters, load, [&](Vec<T, N> own, i64, float (&s)[N]) {
+    sum_columns<N, 4>(sums, middle, inner, partial, counters, load, [&](Vec<T, N> own, i64, float (&s)[N]) {
 #pragma unroll
         for (int e = 0; e < N; e++) s[e] += to_f32(own.v[e]);
     });
 }
-extern "C" __global__ void __launch_bounds__(256) sum_middle(const T* x, float* y, i64 middle, i64 inner, bool accumulate, float* partial,
-                                                           int* counters) {
-    sum_elements<1>(x, y, middle, inner, accumulate, partial, counters);
+extern "C" __global__ void __launch_bounds__(256) sum_middle(const T* x, float* y, i64 middle, bool accumulate, float* partial, int* counters,
+                                                           i64 inner, float* second, i64 split) {
+    sum_elements<1>(x, Sums{y, second, split, accumulate}, middle, inner, partial, counters);
 }
 // inner is a multiple of 4 and x lies at one of 16 bytes.
-extern "C" __global__ void __launch_bounds__(256) sum_middle_wide(const T* x, float* y, i64 middle, i64 inner, bool accumulate, float* partial,
-                                                                int* counters) {
-    sum_elements<4>(x, y, middle, inner, accumulate, partial, counters);
+extern "C" __global__ void __launch_bounds__(256) sum_middle_wide(const T* x, float* y, i64 middle, bool accumulate, float* partial,
+                                                                int* counters, i64 inner, float* second, i64 split) {
+    sum_elements<4>(x, Sums{y, second, split, accumulate}, middle, inner, partial, counters);
 }
 
 // dx[o, m, i] = dy[o, i]

@@ -66,6 +66,12 @@ pub fn cases() -> Vec<Case> {
                 if residual {
                     inputs.push(normal(&mut rng, &[groups, m, n]));
                 }
+                // As in a model, for some of the sizes: weights and biases are parameters, whose gradients are f32 also where x is bf16.
+                if groups == 2 {
+                    for own in inputs.iter_mut().skip(1).take(1 + usize::from(bias)) {
+                        own.parameter = true;
+                    }
+                }
                 cases.push(Case::new(
                     format!("linear {name} {groups} x [{m}, {k}] [{k}, {n}]{}", if transposed { "^T" } else { "" }),
                     inputs,
