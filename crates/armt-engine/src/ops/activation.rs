@@ -1,6 +1,7 @@
 //! Activations, element by element: ReLU, sigmoid, SiLU x sigmoid(x), GELU in its tanh and its erf form; and SwiGLU,
 //! y = silu(gate) * up for rows stored as [gate, up].
 
+use super::reduce::{Pieces, sum_middle_into};
 use super::{cast, cuda_of, to_f32, via_f32};
 use crate::cpu::{elementwise, math, par_rows, simd};
 use crate::error::{Error, Result};
@@ -120,6 +121,25 @@ pub(crate) fn gelu_into(x: &Tensor, y: &Tensor) -> Result<()> {
 /// dy times GELU's derivative at x, for the linear layer.
 pub(crate) fn gelu_backward(x: &Tensor, dy: &Tensor) -> Result<Tensor> {
     unary_backward(Kind::Gelu, x, dy)
+}
+
+/// The same, and in `dbias`, f32 `[outer, inner]`, (dbias +) its sum over the rows of `sizes` [outer, middle, inner], in one pass.
+pub(crate) fn gelu_bias_backward(x: &Tensor, dy: &Tensor, sizes: [usize; 3], dbias: &Tensor, accumulate: bool) -> Result<Tensor> {
+    let Some(cuda) = cuda_of(x) else {
+        let dx = gelu_backward(x, dy)?;
+        sum_middle_into(&dx, sizes, dbias, accumulate)?;
+        return Ok(dx);
+    };
+    let dx = Tensor::uninit(x.shape(), x.dtype(), x.device())?;
+    let [_, middle, inner] = sizes;
+    let unit = 16 / x.dtype().size();
+    let wide = inner.is_multiple_of(unit) && [x, dy, &dx].iter().all(|t| t.ptr().is_multiple_of(16));
+    let (name, columns) = if wide { ("gelu_bias_backward_wide", 32 * unit) } else { ("gelu_bias_backward", 32) };
+    let pieces = Pieces::new(cuda, sizes, columns, x)?;
+    let launch = cuda.kernel("activation", x.dtype(), name)?.grid(pieces.tiles, pieces.count, 1).arg(x).arg(dy).arg(&dx);
+    let launch = launch.arg(dbias).arg(middle).arg(inner).arg(accumulate).arg(pieces.partial.as_ref());
+    launch.arg(cuda.counters_ptr()).run()?;
+    Ok(dx)
 }
 
 struct Unary {

@@ -303,17 +303,26 @@ impl Backward for LinearBackward {
     fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()> {
         let dy = grads.output(0)?;
         let s = self.sizes;
-        let du = match &self.before {
-            Some(before) => activation::gelu_backward(before, &dy)?,
-            None => dy.clone(),
+        let rows = [s.batch, s.m, s.n];
+        let bias = if self.has_bias { grads.target(2)? } else { None };
+        let du = match (&self.before, bias) {
+            // The bias' gradient from the values that are at hand.
+            (Some(before), Some(t)) if t.tensor.dtype() == DType::F32 => {
+                activation::gelu_bias_backward(before, &dy, rows, &t.tensor, t.accumulate)?
+            }
+            (before, bias) => {
+                let du = match before {
+                    Some(before) => activation::gelu_backward(before, &dy)?,
+                    None => dy.clone(),
+                };
+                if let Some(t) = bias {
+                    add_sum(&du, rows, &t)?;
+                }
+                du
+            }
         };
         if self.has_residual {
             grads.give(2 + usize::from(self.has_bias), dy)?;
-        }
-        if self.has_bias
-            && let Some(t) = grads.target(2)?
-        {
-            add_sum(&du, [s.batch, s.m, s.n], &t)?;
         }
         give_operands(grads, &du, (&self.x, false), (&self.w, self.transposed), s)
     }

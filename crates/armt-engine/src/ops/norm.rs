@@ -4,6 +4,7 @@
 //! Statistics are in f32. Gains and biases may differ between groups of rows, for stacked layers.
 
 use super::matmul::add_sum;
+use super::reduce::sum_halves_into;
 use super::{cast, cuda_of, to_f32, via_f32};
 use crate::cpu::norm::{self as cpu, Norm};
 use crate::cuda::CudaDevice;
@@ -60,7 +61,7 @@ fn normalise(op: &'static str, x: &Tensor, gain: &Tensor, bias: Option<&Tensor>,
         Some(cuda) => {
             let rows = shape.rows();
             let path = Path::of(d, &[Some(x), Some(gain), bias, Some(&y)]);
-            let blocks = if path == Path::Wide || path == Path::WideVector { rows } else { rows.div_ceil(WARPS) };
+            let blocks = rows.div_ceil(path.rows());
             let launch = cuda.kernel("norm", x.dtype(), &path.kernel("norm"))?.grid(blocks, 1, 1);
             launch.arg(x).arg(gain).arg(bias).arg(&y).arg(rows).arg(norm.m).arg(d).arg(eps).run()?;
         }
@@ -69,40 +70,66 @@ fn normalise(op: &'static str, x: &Tensor, gain: &Tensor, bias: Option<&Tensor>,
     Ok(record(&inputs, y, || NormBackward { op, x: x.detach(), gain: gain.detach(), norm }))
 }
 
-/// Warps of a block, each with a row of its own.
-const WARPS: usize = 8;
-
-/// Which kernel a row of d elements takes: a warp that holds the row in registers, N elements a lane, or a block that reads it again
-/// for each pass. Vectors of 16 bytes where d and all addresses allow.
+/// Which kernel a row of d elements takes: lanes that hold it in registers, `held` accesses a lane, or a block that reads it again for
+/// each pass. Vectors of 16 bytes where d and all addresses allow.
 #[derive(Clone, Copy, PartialEq)]
 enum Path {
-    Vector(usize),
-    Scalar(usize),
+    Vector { lanes: usize, held: usize },
+    Scalar { lanes: usize, held: usize },
     WideVector,
     Wide,
 }
 
 impl Path {
+    /// Of the ways to hold a row the first that it fits in, so that few lanes are idle.
     fn of(d: usize, tensors: &[Option<&Tensor>]) -> Self {
         let mut tensors = tensors.iter().flatten();
         let width = 16 / tensors.clone().next().map_or(4, |t| t.dtype().size());
         let vector = d.is_multiple_of(width) && tensors.all(|t| t.ptr().is_multiple_of(16));
-        let fits = |held: &usize| d <= 32 * held * if vector { width } else { 1 };
-        match (vector, [1, 2, 4].into_iter().find(fits), [2, 8].into_iter().find(fits)) {
-            (true, Some(held), _) => Path::Vector(held),
-            (false, _, Some(held)) => Path::Scalar(held),
-            (true, None, _) => Path::WideVector,
-            (false, _, None) => Path::Wide,
+        let first = |ways: &[(usize, usize)], units: usize| ways.iter().copied().find(|(lanes, held)| units <= lanes * held);
+        if vector {
+            let way = first(&[(16, 1), (32, 1), (16, 3), (32, 2), (32, 3), (32, 4)], d / width);
+            way.map_or(Path::WideVector, |(lanes, held)| Path::Vector { lanes, held })
+        } else {
+            let way = first(&[(32, 2), (32, 8)], d);
+            way.map_or(Path::Wide, |(lanes, held)| Path::Scalar { lanes, held })
         }
     }
 
     /// The kernel's name in norm.cu.
     fn kernel(self, stem: &str) -> String {
         match self {
-            Path::Vector(held) => format!("{stem}_vector_{held}"),
-            Path::Scalar(held) => format!("{stem}_scalar_{held}"),
+            Path::Vector { lanes, held } => format!("{stem}_vector_{lanes}_{held}"),
+            Path::Scalar { lanes, held } => format!("{stem}_scalar_{lanes}_{held}"),
             Path::WideVector => format!("{stem}_wide_vector"),
             Path::Wide => format!("{stem}_wide"),
+        }
+    }
+
+    /// Rows that a block of 256 threads works on at a time.
+    fn rows(self) -> usize {
+        match self {
+            Path::Vector { lanes, .. } | Path::Scalar { lanes, .. } => 256 / lanes,
+            Path::WideVector | Path::Wide => 1,
+        }
+    }
+
+    /// Rows whose gain and bias gradients one block sums: as many blocks as the multiprocessors hold, but at least two rows for each row of
+    /// lanes.
+    fn rows_per_sum(self, cuda: &CudaDevice, groups: usize, m: usize) -> usize {
+        let blocks = match self {
+            Path::Vector { held: 1, .. } | Path::Scalar { held: 2, .. } => 4,
+            _ => 2,
+        };
+        let wanted = (cuda.multiprocessors() * blocks).div_ceil(groups.max(1));
+        m.div_ceil(wanted.max(1)).max(2 * self.rows())
+    }
+
+    /// Bytes of shared memory that a block gathers its sums in.
+    fn shared(self, d: usize) -> usize {
+        match self {
+            Path::Vector { .. } | Path::Scalar { .. } => self.rows() * d * size_of::<f32>(),
+            Path::WideVector | Path::Wide => 0,
         }
     }
 }
@@ -124,50 +151,47 @@ impl Backward for NormBackward {
             None => Target { tensor: Tensor::uninit(x.shape(), x.dtype(), x.device())?, accumulate: false },
         };
         let Target { tensor: dx, accumulate } = &target;
+        let path = Path::of(d, &[Some(&x), Some(&gain), Some(&dy), Some(dx)]);
         let length = match cuda_of(&x) {
             None => cpu::rows_per_sum(m, d),
-            Some(cuda) => rows_per_block(cuda, groups, m),
+            Some(cuda) => path.rows_per_sum(cuda, groups, m),
         };
         let pieces = m.div_ceil(length);
-        let dgain = Tensor::uninit([groups, pieces, d], DType::F32, x.device())?;
-        let dbias = centred.then(|| Tensor::uninit([groups, pieces, d], DType::F32, x.device())).transpose()?;
+        // The gain's sums, then the bias'.
+        let sums = Tensor::uninit([1 + usize::from(centred), groups, pieces, d], DType::F32, x.device())?;
+        let dgain = sums.view_rows(0..1);
+        let dbias = centred.then(|| sums.view_rows(1..2));
         match cuda_of(&x) {
             None => {
-                let mut dbias = dbias.as_ref().map(|t| t.write::<f32>(op)).transpose()?;
+                let mut sums = sums.write::<f32>(op)?;
+                let (dgain, dbias) = sums.split_at_mut(groups * pieces * d);
                 let inputs = (&*x.read::<f32>(op)?, &*gain.read::<f32>(op)?, &*dy.read::<f32>(op)?);
-                cpu::backward(
-                    inputs,
-                    (&mut dx.write::<f32>(op)?, *accumulate),
-                    &mut dgain.write::<f32>(op)?,
-                    dbias.as_deref_mut(),
-                    norm,
-                );
+                cpu::backward(inputs, (&mut dx.write::<f32>(op)?, *accumulate), dgain, centred.then_some(dbias), norm);
             }
             Some(cuda) => {
-                let path = Path::of(d, &[Some(&x), Some(&gain), Some(&dy), Some(dx)]);
-                let wide = path == Path::Wide || path == Path::WideVector;
                 let launch = cuda.kernel("norm", x.dtype(), &path.kernel("norm_backward"))?.grid(pieces, groups, 1);
-                let launch = launch.shared(if wide { 0 } else { WARPS * d * size_of::<f32>() });
+                let launch = launch.shared(path.shared(d));
                 let launch = launch.arg(&x).arg(&gain).arg(&dy).arg(dx).arg(&dgain).arg(dbias.as_ref());
                 launch.arg(length).arg(m).arg(d).arg(norm.eps).arg(*accumulate).run()?;
             }
         }
+        let sizes = [groups, pieces, d];
+        // Both into the buffers of two parameters, at once.
+        if let (Some(gain), Some(bias)) = (grads.input_leaf(1), if centred { grads.input_leaf(2) } else { None })
+            && gain.ptr() != bias.ptr()
+        {
+            return sum_halves_into(&sums, sizes, [&gain, &bias], true);
+        }
         if let Some(t) = grads.target(1)? {
-            add_sum(&dgain, [groups, pieces, d], &t)?;
+            add_sum(&dgain, sizes, &t)?;
         }
         if let Some(dbias) = dbias
             && let Some(t) = grads.target(2)?
         {
-            add_sum(&dbias, [groups, pieces, d], &t)?;
+            add_sum(&dbias, sizes, &t)?;
         }
         Ok(())
     }
-}
-
-/// Rows whose gain and bias gradients one block sums: two blocks a multiprocessor, but at least two rows a warp.
-fn rows_per_block(cuda: &CudaDevice, groups: usize, m: usize) -> usize {
-    let wanted = (cuda.multiprocessors() * 2).div_ceil(groups.max(1));
-    m.div_ceil(wanted.max(1)).max(2 * WARPS)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::{cast, cuda_of, scale, to_f32, via_f32};
 use crate::cpu::reduce as cpu;
-use crate::cuda::COUNTERS;
+use crate::cuda::{COUNTERS, CudaDevice};
 use crate::error::{Error, Result};
 use crate::tape::{Backward, Grads, record};
 use crate::tensor::{DType, Shape, Tensor};
@@ -69,27 +69,57 @@ impl Backward for Sum {
 
 /// y[o, i] = (y[o, i] +) sum_m x[o, m, i] for x of `sizes` [o, m, i]; y is f32. The order of summation is fixed.
 pub(crate) fn sum_middle_into(x: &Tensor, sizes: [usize; 3], y: &Tensor, accumulate: bool) -> Result<()> {
+    sum_into(x, sizes, [y, y], sizes[0], accumulate)
+}
+
+/// The same for two halves of x, each of `sizes`, into the two tensors of y: one launch.
+pub(crate) fn sum_halves_into(x: &Tensor, [outer, middle, inner]: [usize; 3], y: [&Tensor; 2], accumulate: bool) -> Result<()> {
+    sum_into(x, [2 * outer, middle, inner], y, outer, accumulate)
+}
+
+/// Sums whose first `split` rows go to the first tensor of y and the others to the second.
+fn sum_into(x: &Tensor, sizes: [usize; 3], y: [&Tensor; 2], split: usize, accumulate: bool) -> Result<()> {
     let [outer, middle, inner] = sizes;
-    debug_assert!(x.elements() == outer * middle * inner && y.elements() == outer * inner && y.dtype() == DType::F32);
+    debug_assert!(x.elements() == outer * middle * inner && y.iter().all(|y| y.dtype() == DType::F32));
+    debug_assert!(y[0].elements() == split * inner && (outer == split || y[1].elements() == (outer - split) * inner));
     let Some(cuda) = cuda_of(x) else {
-        cpu::sum_middle(&x.read::<f32>(OP)?, sizes, &mut y.write::<f32>(OP)?, accumulate);
+        let x = x.read::<f32>(OP)?;
+        let (first, second) = x.split_at(split * middle * inner);
+        cpu::sum_middle(first, [split, middle, inner], &mut y[0].write::<f32>(OP)?, accumulate);
+        if outer > split {
+            cpu::sum_middle(second, [outer - split, middle, inner], &mut y[1].write::<f32>(OP)?, accumulate);
+        }
         return Ok(());
     };
     let wide = inner.is_multiple_of(4) && x.ptr().is_multiple_of(16);
     let (name, columns) = match inner {
-        1 => ("sum_last", 1),
+        1 if split == outer => ("sum_last", 1),
         _ if wide => ("sum_middle_wide", 128),
         _ => ("sum_middle", 32),
     };
-    // Enough pieces of the summed axis to fill the card.
-    let tiles = outer * inner.div_ceil(columns);
-    let wanted = (cuda.multiprocessors() * 4).div_ceil(tiles.max(1));
-    let most = middle.div_ceil(if inner == 1 { 1024 } else { 64 });
-    let pieces = if tiles > COUNTERS { 1 } else { wanted.min(most).clamp(1, 1024) };
-    let partial = (pieces > 1).then(|| Tensor::uninit([outer, pieces, inner], DType::F32, x.device())).transpose()?;
-    let mut launch = cuda.kernel("reduce", x.dtype(), name)?.grid(tiles, pieces, 1).arg(x).arg(y).arg(middle);
-    if inner > 1 {
-        launch = launch.arg(inner);
+    let pieces = Pieces::new(cuda, sizes, columns, x)?;
+    let launch = cuda.kernel("reduce", x.dtype(), name)?.grid(pieces.tiles, pieces.count, 1).arg(x).arg(y[0]).arg(middle);
+    let launch = launch.arg(accumulate).arg(pieces.partial.as_ref()).arg(cuda.counters_ptr());
+    if name == "sum_last" { launch.run() } else { launch.arg(inner).arg(y[1]).arg(split).run() }
+}
+
+/// How a kernel that sums over the middle axis is cut into blocks: (o, tile of columns) by pieces of the summed axis.
+pub(super) struct Pieces {
+    pub(super) tiles: usize,
+    pub(super) count: usize,
+    /// For the pieces' sums, where there is more than one.
+    pub(super) partial: Option<Tensor>,
+}
+
+impl Pieces {
+    /// Enough pieces to fill the card with blocks of `columns` columns, but none so that a multiprocessor would get a fifth block while
+    /// others have four.
+    pub(super) fn new(cuda: &CudaDevice, [outer, middle, inner]: [usize; 3], columns: usize, like: &Tensor) -> Result<Self> {
+        let tiles = outer * inner.div_ceil(columns);
+        let wanted = cuda.multiprocessors() * 4 / tiles.max(1);
+        let most = middle.div_ceil(if inner == 1 { 1024 } else { 64 });
+        let count = if tiles > COUNTERS { 1 } else { wanted.min(most).clamp(1, 1024) };
+        let partial = (count > 1).then(|| Tensor::uninit([outer, count, inner], DType::F32, like.device())).transpose()?;
+        Ok(Pieces { tiles, count, partial })
     }
-    launch.arg(accumulate).arg(partial.as_ref()).arg(cuda.counters_ptr()).run()
 }

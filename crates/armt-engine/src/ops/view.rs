@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::tape::{Backward, Grads, leaf_rows, record};
+use crate::tape::{Backward, Grads, Target, leaf_rows, record};
 use crate::tensor::{Shape, Tensor};
 
 /// The same elements with another shape.
@@ -48,10 +48,14 @@ impl Backward for Rows {
     fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()> {
         let dy = grads.output(0)?;
         let Some(target) = grads.target(0)? else { return Ok(()) };
-        if !target.accumulate {
-            target.tensor.fill_zero()?;
+        let Target { tensor, accumulate } = target;
+        if accumulate {
+            return super::accumulate(&tensor.view_rows(self.range), &dy);
         }
-        super::accumulate(&target.tensor.view_rows(self.range), &dy)
+        for rest in [0..self.range.start, self.range.end..tensor.shape()[0]].into_iter().filter(|r| !r.is_empty()) {
+            tensor.view_rows(rest).fill_zero()?;
+        }
+        tensor.view_rows(self.range).copy_from(&dy)
     }
 }
 

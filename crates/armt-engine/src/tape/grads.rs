@@ -139,8 +139,8 @@ impl<'a> Grads<'a> {
         self.inputs[i]
     }
 
-    /// The gradient buffer of input `i` if it is a parameter.
-    pub(super) fn input_leaf(&self, i: usize) -> Option<Tensor> {
+    /// The gradient buffer of input `i`, to be added to, if it is a parameter.
+    pub(crate) fn input_leaf(&self, i: usize) -> Option<Tensor> {
         match &self.slots[self.inputs[i]?].kind {
             SlotKind::Leaf(buffer) => Some(buffer.clone()),
             _ => None,

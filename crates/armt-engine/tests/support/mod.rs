@@ -8,7 +8,7 @@
 
 pub mod cases;
 
-use armt_engine::{DType, Device, Result, Tape, Tensor, ops};
+use armt_engine::{DType, Device, Param, Result, Tape, Tensor, ops};
 
 /// A plain array in f64.
 #[derive(Clone, Debug)]
@@ -76,6 +76,8 @@ pub struct Input {
     pub always_f32: bool,
     /// Whether gradients are compared.
     pub differentiable: bool,
+    /// Given as a parameter, whose gradient is added up in f32, instead of a variable.
+    pub parameter: bool,
 }
 
 /// A differentiable input of normal random values.
@@ -86,12 +88,18 @@ pub fn normal(rng: &mut Rng, shape: &[usize]) -> Input {
 /// The same with a standard deviation.
 pub fn spread(rng: &mut Rng, shape: &[usize], deviation: f64) -> Input {
     let array = Array::from_fn(shape, |_| round_bf16(deviation * rng.normal()));
-    Input { array, integer: false, always_f32: false, differentiable: true }
+    Input { array, integer: false, always_f32: false, differentiable: true, parameter: false }
 }
 
 /// An integer input.
 pub fn integers(shape: &[usize], mut f: impl FnMut(usize) -> i32) -> Input {
-    Input { array: Array::from_fn(shape, |i| f64::from(f(i))), integer: true, always_f32: false, differentiable: false }
+    Input {
+        array: Array::from_fn(shape, |i| f64::from(f(i))),
+        integer: true,
+        always_f32: false,
+        differentiable: false,
+        parameter: false,
+    }
 }
 
 impl Input {
@@ -104,6 +112,12 @@ impl Input {
     /// Not differentiated.
     pub fn constant(mut self) -> Self {
         self.differentiable = false;
+        self
+    }
+
+    /// A parameter.
+    pub fn parameter(mut self) -> Self {
+        self.parameter = true;
         self
     }
 
@@ -171,10 +185,19 @@ fn weights(output: usize, len: usize) -> Vec<f64> {
 /// Runs a case forward and backward.
 pub fn run(case: &Case, dtype: DType, device: &Device) -> Result<Outcome> {
     let tape = Tape::new();
+    let params: Vec<Option<Param>> = case
+        .inputs
+        .iter()
+        .map(|i| i.parameter.then(|| Param::new("p", &i.tensor(DType::F32, device)?, dtype)).transpose())
+        .collect::<Result<_>>()?;
     let inputs: Vec<Tensor> = case
         .inputs
         .iter()
-        .map(|i| i.tensor(dtype, device).map(|t| if i.differentiable { tape.variable(&t) } else { t }))
+        .zip(&params)
+        .map(|(i, param)| match param {
+            Some(param) => Ok(tape.param(param)),
+            None => i.tensor(dtype, device).map(|t| if i.differentiable { tape.variable(&t) } else { t }),
+        })
         .collect::<Result<_>>()?;
     let outputs = (case.run)(&inputs)?;
     let seeds: Vec<(&Tensor, Tensor)> = outputs
@@ -193,10 +216,13 @@ pub fn run(case: &Case, dtype: DType, device: &Device) -> Result<Outcome> {
     let gradients = inputs
         .iter()
         .zip(&case.inputs)
-        .map(|(t, i)| match (i.differentiable && any, tape.grad(t)) {
-            (false, _) => Ok(None),
-            (true, Some(g)) => g.to_f32_vec().map(Some),
-            (true, None) => Ok(Some(vec![0.0; t.elements()])),
+        .zip(&params)
+        .map(|((t, i), param)| {
+            match (i.differentiable && any, param.as_ref().map_or_else(|| tape.grad(t), |p| Some(p.grad().clone()))) {
+                (false, _) => Ok(None),
+                (true, Some(g)) => g.to_f32_vec().map(Some),
+                (true, None) => Ok(Some(vec![0.0; t.elements()])),
+            }
         })
         .collect::<Result<_>>()?;
     Ok(Outcome { outputs: outputs.iter().map(Tensor::to_f32_vec).collect::<Result<_>>()?, gradients })

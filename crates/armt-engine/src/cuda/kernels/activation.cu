@@ -31,6 +31,34 @@ UNARY(silu, v * sigmoid_of(v), silu_slope(v))
 UNARY(gelu, gelu_of(v), gelu_slope(v))
 UNARY(gelu_erf, gelu_erf_of(v), gelu_erf_slope(v))
 
+// GELU's derivative and, as the sum over rows [outer, middle, inner] of what it gives, the gradient of the bias before it: du is on its way
+// to memory anyway.
+template <int N>
+__device__ __forceinline__ void gelu_bias(const T* u, const T* dy, T* du, float* dbias, i64 middle, i64 inner, bool accumulate,
+                                          float* partial, int* counters) {
+    struct Held { Vec<T, N> u, dy; };
+    auto load = [&](i64 i) { return Held{*(const Vec<T, N>*)(u + i), *(const Vec<T, N>*)(dy + i)}; };
+    sum_columns<N, 2>(Sums{dbias, nullptr, gridDim.x, accumulate}, middle, inner, partial, counters, load, [&](Held held, i64 i, float (&s)[N]) {
+        Vec<T, N> out;
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            float slope = to_f32(held.dy.v[e]) * gelu_slope(to_f32(held.u.v[e]));
+            out.v[e] = from_f32<T>(slope);
+            s[e] += slope;
+        }
+        store(du + i, out);
+    });
+}
+extern "C" __global__ void __launch_bounds__(256, 4) gelu_bias_backward(const T* u, const T* dy, T* du, float* dbias, i64 middle, i64 inner,
+                                                                  bool accumulate, float* partial, int* counters) {
+    gelu_bias<1>(u, dy, du, dbias, middle, inner, accumulate, partial, counters);
+}
+// inner is a multiple of WIDE and all of them lie at multiples of 16 bytes.
+extern "C" __global__ void __launch_bounds__(256, 4) gelu_bias_backward_wide(const T* u, const T* dy, T* du, float* dbias, i64 middle,
+                                                                       i64 inner, bool accumulate, float* partial, int* counters) {
+    gelu_bias<WIDE>(u, dy, du, dbias, middle, inner, accumulate, partial, counters);
+}
+
 // rows [gate, up] of 2 f -> silu(gate) up, rows of f
 extern "C" __global__ void swiglu(const T* x, T* y, i64 n, i64 f) {
     EACH(i, n) {

@@ -1,59 +1,71 @@
 // Layer norm (with a bias) and RMS norm (bias null) of rows [G, m, d], gain and bias [G, d]. Statistics in f32.
 //
-// Rows that fit are held in registers by one warp, HELD accesses of N elements a lane, eight rows a block; longer rows take a block
-// each and are read again for each pass. In the backward pass block (piece, group) takes `length` rows of its group and leaves its sums
-// of the gain's and the bias' gradients in [G, pieces, d]; they are added in order afterwards, so every run gives the same bits.
+// Rows that fit are held in registers by LANES lanes of a warp, HELD accesses of N elements a lane; longer rows take a block each and
+// are read again for each pass. In the backward pass block (piece, group) takes `length` rows of its group and leaves its sums of the
+// gain's and the bias' gradients in [G, pieces, d]; they are added in order afterwards, so every run gives the same bits.
 // dy gain is rounded (__fmul_rn) in both places where it stands, so that rows of one element give exactly zero.
-#define WARPS 8
+#define THREADS 256
 #define ALL (16 / sizeof(T))
 
-// Mean (0 for RMS norm) and 1 / sqrt(variance + eps) of a row that a warp holds.
-template <int N, int HELD>
-__device__ __forceinline__ void statistics(const Vec<T, N>* row, int lane, int d, float eps, bool centred, float& mean, float& scale) {
-    mean = 0;
-    if (centred) {
-        float s = 0;
+template <int N, int HELD, int LANES>
+__device__ __forceinline__ void load_row(const T* from, int lane, int d, Vec<T, N>* row) {
+#pragma unroll
+    for (int j = 0; j < HELD; j++) {
+        int at = (j * LANES + lane) * N;
+        if (at < d) row[j] = *(const Vec<T, N>*)(from + at);
+    }
+}
+
+// Element e of a vector. Of a word with two bf16 the halves are taken apart where they are used, so that they take one register.
+template <int N> __device__ __forceinline__ float element(const Vec<T, N>& v, int e) {
+    if constexpr (sizeof(T) == 2 && N > 1) {
+        u32 word = ((const u32*)&v)[e / 2];
+        return __uint_as_float(e % 2 ? word & 0xffff0000 : word << 16);
+    } else {
+        return to_f32(v.v[e]);
+    }
+}
+
+// Hides that the elements are those of before: the compiler would keep them as f32 from one pass to the next, in twice the registers.
+template <int N, int HELD> __device__ __forceinline__ void forget(Vec<T, N> (&row)[HELD]) {
+    if constexpr (sizeof(T) == 2 && N > 1)
 #pragma unroll
         for (int j = 0; j < HELD; j++)
 #pragma unroll
-            for (int e = 0; e < N; e++)
-                if ((j * 32 + lane) * N < d) s += to_f32(row[j].v[e]);
-        mean = warp_sum(s) / d;
-    }
+            for (int w = 0; w < N / 2; w++) asm volatile("" : "+r"(((u32*)&row[j])[w]));
+}
+
+// The mean of a row; lanes beyond it hold zeros.
+template <int N, int HELD, int LANES> __device__ __forceinline__ float mean_of(const Vec<T, N>* row, int d) {
     float s = 0;
+#pragma unroll
+    for (int j = 0; j < HELD; j++)
+#pragma unroll
+        for (int e = 0; e < N; e++) s += to_f32(row[j].v[e]);
+    return warp_sum<LANES>(s) / d;
+}
+
+template <int N, int HELD, int LANES>
+__device__ __forceinline__ void forward(const T* x, const T* gain, const T* bias, T* y, i64 rows, i64 m, int d, float eps) {
+    int lane = threadIdx.x % LANES;
+    i64 own = (i64)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES, r = min(own, rows - 1);
+    Vec<T, N> row[HELD] = {};
+    load_row<N, HELD, LANES>(x + r * d, lane, d, row);
+    float mean = bias ? mean_of<N, HELD, LANES>(row, d) : 0.f, square = 0;
 #pragma unroll
     for (int j = 0; j < HELD; j++)
 #pragma unroll
         for (int e = 0; e < N; e++) {
             float c = to_f32(row[j].v[e]) - mean;
-            if ((j * 32 + lane) * N < d) s += c * c;
+            if ((j * LANES + lane) * N < d) square += c * c;
         }
-    scale = rsqrtf(warp_sum(s) / d + eps);
-}
-
-template <int N, int HELD>
-__device__ __forceinline__ void load_row(const T* from, int lane, int d, Vec<T, N>* row) {
-#pragma unroll
-    for (int j = 0; j < HELD; j++) {
-        int at = (j * 32 + lane) * N;
-        if (at < d) row[j] = *(const Vec<T, N>*)(from + at);
-    }
-}
-
-template <int N, int HELD>
-__device__ __forceinline__ void forward(const T* x, const T* gain, const T* bias, T* y, i64 rows, i64 m, int d, float eps) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    i64 r = (i64)blockIdx.x * WARPS + warp;
-    if (r >= rows) return;
-    Vec<T, N> row[HELD] = {};
-    load_row<N, HELD>(x + r * d, lane, d, row);
-    float mean, scale;
-    statistics<N, HELD>(row, lane, d, eps, bias != nullptr, mean, scale);
+    float scale = rsqrtf(warp_sum<LANES>(square) / d + eps);
+    if (own >= rows) return;
     const T* own_gain = gain + r / m * d;
     const T* own_bias = bias ? bias + r / m * d : nullptr;
 #pragma unroll
     for (int j = 0; j < HELD; j++) {
-        int at = (j * 32 + lane) * N;
+        int at = (j * LANES + lane) * N;
         if (at >= d) continue;
         Vec<T, N> g = *(const Vec<T, N>*)(own_gain + at), b = {}, out;
         if (own_bias) b = *(const Vec<T, N>*)(own_bias + at);
@@ -64,73 +76,79 @@ __device__ __forceinline__ void forward(const T* x, const T* gain, const T* bias
     }
 }
 
-// Sums [WARPS][d] of the warps into d sums of the block. Called by all threads.
-template <int N, int HELD>
-__device__ __forceinline__ void gather(const float* sums, float* shared, int lane, int warp, int d, float* out) {
+// Sums [THREADS / LANES][d] of the rows of lanes into d sums of the block. Called by all threads.
+template <int N, int HELD, int LANES>
+__device__ __forceinline__ void gather(const float* sums, float* shared, int lane, int d, float* out) {
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < HELD; j++) {
-        int at = (j * 32 + lane) * N;
+        int at = (j * LANES + lane) * N;
         if (at >= d) continue;
 #pragma unroll
-        for (int e = 0; e < N; e++) shared[warp * d + at + e] = sums[j * N + e];
+        for (int e = 0; e < N; e++) shared[threadIdx.x / LANES * d + at + e] = sums[j * N + e];
     }
     __syncthreads();
-    for (int c = threadIdx.x; c < d; c += blockDim.x) {
+    for (int c = threadIdx.x; c < d; c += THREADS) {
         float s = 0;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) s += shared[w * d + c];
+        for (int r = 0; r < THREADS / LANES; r++) s += shared[r * d + c];
         out[c] = s;
     }
 }
 
-template <int N, int HELD>
+// What a row needs is asked for at once, dx too: the memory's latency, met once a row, is most of a warp's time.
+template <int N, int HELD, int LANES>
 __device__ __forceinline__ void backward(const T* x, const T* gain, const T* dy, T* dx, float* dgain, float* dbias, i64 length, i64 m,
                                          int d, float eps, bool add) {
     extern __shared__ float shared[];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int lane = threadIdx.x % LANES;
     i64 piece = blockIdx.x, group = blockIdx.y, from = piece * length, to = min(from + length, m);
     Vec<T, N> g[HELD] = {};
-    load_row<N, HELD>(gain + group * d, lane, d, g);
+    load_row<N, HELD, LANES>(gain + group * d, lane, d, g);
     float sum_gain[HELD * N] = {}, sum_bias[HELD * N] = {};
-    for (i64 i = from + warp; i < to; i += WARPS) {
-        i64 start = (group * m + i) * d;
-        Vec<T, N> row[HELD] = {}, up[HELD] = {};
-        load_row<N, HELD>(x + start, lane, d, row);
-        load_row<N, HELD>(dy + start, lane, d, up);
-        float mean, scale, plain = 0, along = 0;
-        statistics<N, HELD>(row, lane, d, eps, dbias != nullptr, mean, scale);
-        // Lanes beyond the row hold dy = 0 and add nothing.
+    for (i64 first = from; first < to; first += THREADS / LANES) {
+        // A warp's rows go on together. Past the last one it is taken again, with dy = 0, and not stored.
+        i64 i = first + threadIdx.x / LANES, start = (group * m + min(i, to - 1)) * d;
+        bool own = i < to;
+        Vec<T, N> row[HELD] = {}, up[HELD] = {}, old[HELD] = {};
+        load_row<N, HELD, LANES>(x + start, lane, d, row);
+        if (own) load_row<N, HELD, LANES>(dy + start, lane, d, up);
+        if (own && add) load_row<N, HELD, LANES>(dx + start, lane, d, old);
+        float mean = dbias ? mean_of<N, HELD, LANES>(row, d) : 0.f, square = 0, plain = 0, along = 0;
+        // Lanes beyond the row hold dy = 0 and add nothing to the last two.
 #pragma unroll
         for (int j = 0; j < HELD; j++)
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                float u = to_f32(up[j].v[e]), a = __fmul_rn(u, to_f32(g[j].v[e])), xhat = (to_f32(row[j].v[e]) - mean) * scale;
+                float c = element(row[j], e) - mean, a = __fmul_rn(element(up[j], e), element(g[j], e));
+                if ((j * LANES + lane) * N < d) square += c * c;
                 plain += a;
-                along += a * xhat;
-                sum_gain[j * N + e] += u * xhat;
-                sum_bias[j * N + e] += u;
+                along += a * c;
             }
-        plain = dbias ? warp_sum(plain) / d : 0.f;
-        along = warp_sum(along) / d;
+        float scale = rsqrtf(warp_sum<LANES>(square) / d + eps);
+        plain = dbias ? warp_sum<LANES>(plain) / d : 0.f;
+        along = warp_sum<LANES>(along) * scale / d;
+        forget(row);
+        forget(up);
+        forget(g);
 #pragma unroll
         for (int j = 0; j < HELD; j++) {
-            int at = (j * 32 + lane) * N;
-            if (at >= d) continue;
-            Vec<T, N> out = {};
-            if (add) out = *(const Vec<T, N>*)(dx + start + at);
+            int at = (j * LANES + lane) * N;
+            Vec<T, N> out;
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                float xhat = (to_f32(row[j].v[e]) - mean) * scale;
-                float slope = scale * (__fmul_rn(to_f32(up[j].v[e]), to_f32(g[j].v[e])) - plain - xhat * along);
-                out.v[e] = from_f32<T>(add ? to_f32(out.v[e]) + slope : slope);
+                float u = element(up[j], e), xhat = (element(row[j], e) - mean) * scale;
+                float slope = scale * (__fmul_rn(u, element(g[j], e)) - plain - xhat * along);
+                sum_gain[j * N + e] += u * xhat;
+                sum_bias[j * N + e] += u;
+                out.v[e] = from_f32<T>(add ? element(old[j], e) + slope : slope);
             }
-            *(Vec<T, N>*)(dx + start + at) = out;
+            if (own && at < d) *(Vec<T, N>*)(dx + start + at) = out;
         }
     }
-    i64 own = (group * gridDim.x + piece) * d;
-    gather<N, HELD>(sum_gain, shared, lane, warp, d, dgain + own);
-    if (dbias) gather<N, HELD>(sum_bias, shared, lane, warp, d, dbias + own);
+    i64 sums = (group * gridDim.x + piece) * d;
+    gather<N, HELD, LANES>(sum_gain, shared, lane, d, dgain + sums);
+    if (dbias) gather<N, HELD, LANES>(sum_bias, shared, lane, d, dbias + sums);
 }
 
 // The same statistics for a row that a block reads.
@@ -218,32 +236,36 @@ __device__ __forceinline__ void wide_backward(const T* x, const T* gain, const T
     }
 }
 
-// Four blocks of the forward pass on a multiprocessor: room for 64 registers, where the compiler would rather spill for eight.
-#define HELD_ROWS(name, n, held)                                                                                                     \
-    extern "C" __global__ void __launch_bounds__(256, 4)                                                                            \
+// Four blocks of the forward pass on a multiprocessor: room for 64 registers, where the compiler would rather spill for eight. On the way
+// back `blocks` of them, which norm.rs knows too.
+#define HELD_ROWS(name, n, held, lanes, blocks)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                                        \
         norm_##name(const T* x, const T* gain, const T* bias, T* y, i64 rows, i64 m, i64 d, float eps) {                            \
-        forward<n, held>(x, gain, bias, y, rows, m, (int)d, eps);                                                                   \
+        forward<n, held, lanes>(x, gain, bias, y, rows, m, (int)d, eps);                                                            \
     }                                                                                                                               \
-    extern "C" __global__ void __launch_bounds__(256)                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, blocks)                                                                   \
         norm_backward_##name(const T* x, const T* gain, const T* dy, T* dx, float* dgain, float* dbias, i64 length, i64 m, i64 d,   \
-                             float eps, bool add) {                                                                                           \
-        backward<n, held>(x, gain, dy, dx, dgain, dbias, length, m, (int)d, eps, add);                                                \
+                             float eps, bool add) {                                                                                 \
+        backward<n, held, lanes>(x, gain, dy, dx, dgain, dbias, length, m, (int)d, eps, add);                                       \
     }
 #define WIDE_ROWS(name, n)                                                                                                           \
-    extern "C" __global__ void __launch_bounds__(256)                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                                           \
         norm_##name(const T* x, const T* gain, const T* bias, T* y, i64 rows, i64 m, i64 d, float eps) {                            \
         wide_forward<n>(x, gain, bias, y, m, d, eps);                                                                               \
     }                                                                                                                               \
-    extern "C" __global__ void __launch_bounds__(256)                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                                           \
         norm_backward_##name(const T* x, const T* gain, const T* dy, T* dx, float* dgain, float* dbias, i64 length, i64 m, i64 d,   \
-                             float eps, bool add) {                                                                                           \
+                             float eps, bool add) {                                                                                 \
         wide_backward<n>(x, gain, dy, dx, dgain, dbias, length, m, d, eps, add);                                                    \
     }
 
-HELD_ROWS(vector_1, ALL, 1)
-HELD_ROWS(vector_2, ALL, 2)
-HELD_ROWS(vector_4, ALL, 4)
-HELD_ROWS(scalar_2, 1, 2)
-HELD_ROWS(scalar_8, 1, 8)
+HELD_ROWS(vector_16_1, ALL, 1, 16, 4)
+HELD_ROWS(vector_32_1, ALL, 1, 32, 4)
+HELD_ROWS(vector_16_3, ALL, 3, 16, 2)
+HELD_ROWS(vector_32_2, ALL, 2, 32, 2)
+HELD_ROWS(vector_32_3, ALL, 3, 32, 2)
+HELD_ROWS(vector_32_4, ALL, 4, 32, 1)
+HELD_ROWS(scalar_32_2, 1, 2, 32, 4)
+HELD_ROWS(scalar_32_8, 1, 8, 32, 2)
 WIDE_ROWS(wide_vector, ALL)
 WIDE_ROWS(wide, 1)

@@ -24,9 +24,20 @@ template <> __device__ __forceinline__ bf16 from_f32<bf16>(float x) {
 // N elements moved as one access.
 template <class U, int N> struct alignas(sizeof(U) * N) Vec { U v[N]; };
 
-__device__ __forceinline__ float warp_sum(float x) {
+// The same for a store that the compiler would take apart.
+template <class U, int N> __device__ __forceinline__ void store(U* to, const Vec<U, N>& v) {
+    if constexpr (sizeof(v) == 16) {
+        const uint4& words = *(const uint4*)&v;
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w) : "memory");
+    } else {
+        *(Vec<U, N>*)to = v;
+    }
+}
+
+// Sum over LANES neighbouring lanes; each gets it.
+template <int LANES = 32> __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
-    for (int m = 16; m; m >>= 1) x += __shfl_xor_sync(~0u, x, m);
+    for (int m = LANES / 2; m; m >>= 1) x += __shfl_xor_sync(~0u, x, m);
     return x;
 }
 __device__ __forceinline__ float warp_max(float x) {
@@ -64,6 +75,102 @@ template <int N, class F> __device__ __forceinline__ void each_wide(i64 n, bool 
     EACH(i, n - vectors * N) f(Count<1>(), vectors * N + i);
 }
 template <class... P> __device__ __forceinline__ bool aligned(P... pointers) { return (((u64)pointers | ...) & 15) == 0; }
+
+// Sums over the middle axis of [outer, middle, inner], in f32 and in a fixed order.
+//
+// gridDim.y pieces of the summed axis leave partial sums [outer, pieces, inner]; the last block to finish, known by a counter that it sets
+// back to zero, adds them in order. One piece gives the result at once, and needs neither.
+
+// Whether this block is the last of `pieces` to come here; all its threads get the answer, and see what the others wrote.
+__device__ __forceinline__ bool is_last(int* counter, int pieces) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(counter, 1) == pieces - 1;
+        if (last) *counter = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return last;
+}
+
+// Sums over eight rows of threads, N columns a thread; the first row of threads gets them.
+template <int N> __device__ __forceinline__ void eight_rows(float (&s)[N], float (&part)[8][32 * N]) {
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32;
+#pragma unroll
+    for (int e = 0; e < N; e++) part[row][e * 32 + lane] = s[e];
+    __syncthreads();
+    if (row == 0)
+#pragma unroll
+        for (int e = 0; e < N; e++)
+#pragma unroll
+            for (int r = 1; r < 8; r++) s[e] += part[r][e * 32 + lane];
+    __syncthreads();
+}
+
+// Where a sum goes: rows `split` and on of [outer, inner] lie in another buffer. y is added to where `accumulate` says so.
+struct Sums {
+    float *y, *second;
+    i64 split;
+    bool accumulate;
+    __device__ __forceinline__ float* row(i64 o, i64 inner) const { return o < split ? y + o * inner : second + (o - split) * inner; }
+};
+
+// y[o, i] = (y[o, i] +) the sum over m of what `add(load(at), at, s)` adds to s for columns i .. i + N at (o, m, i).
+// Block (o, 32 N columns; piece) of 256 threads: 8 rows at a time. A thread asks for AHEAD of its rows before it uses the first.
+template <int N, int AHEAD, class L, class F>
+__device__ __forceinline__ void sum_columns(Sums sums, i64 middle, i64 inner, float* partial, int* counters, L load, F add) {
+    __shared__ float part[8][32 * N];
+    i64 tiles = (inner + 32 * N - 1) / (32 * N), o = blockIdx.x / tiles, piece = blockIdx.y, pieces = gridDim.y;
+    i64 length = (middle + pieces - 1) / pieces, from = piece * length, to = min(from + length, middle);
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32;
+    i64 at = (blockIdx.x % tiles * 32 + lane) * N;
+    float s[N] = {};
+    if (at < inner)
+        for (i64 m = from + row; m < to; m += 8 * AHEAD) {
+            decltype(load(0)) held[AHEAD];
+            i64 first = (o * middle + m) * inner + at;
+#pragma unroll
+            for (int a = 0; a < AHEAD; a++)
+                if (m + 8 * a < to) held[a] = load(first + 8 * a * inner);
+#pragma unroll
+            for (int a = 0; a < AHEAD; a++)
+                if (m + 8 * a < to) add(held[a], first + 8 * a * inner, s);
+        }
+    eight_rows<N>(s, part);
+    if (pieces > 1) {
+        if (row == 0 && at < inner)
+#pragma unroll
+            for (int e = 0; e < N; e++) partial[(o * pieces + piece) * inner + at + e] = s[e];
+        if (!is_last(counters + blockIdx.x, (int)pieces)) return;
+#pragma unroll
+        for (int e = 0; e < N; e++) s[e] = 0;
+        // Past the first cache, which does not see what other blocks wrote.
+        if (at < inner)
+#pragma unroll 4
+            for (i64 p = row; p < pieces; p += 8) {
+                const float* from = partial + (o * pieces + p) * inner + at;
+                if constexpr (N % 4 == 0) {
+#pragma unroll
+                    for (int e = 0; e < N; e += 4) {
+                        float4 v = __ldcg((const float4*)(from + e));
+                        s[e] += v.x, s[e + 1] += v.y, s[e + 2] += v.z, s[e + 3] += v.w;
+                    }
+                } else {
+#pragma unroll
+                    for (int e = 0; e < N; e++) s[e] += __ldcg(from + e);
+                }
+            }
+        eight_rows<N>(s, part);
+    }
+    if (row == 0 && at < inner)
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            float* out = sums.row(o, inner) + at + e;
+            *out = sums.accumulate ? *out + s[e] : s[e];
+        }
+}
 
 __device__ __forceinline__ float sigmoid_of(float x) { return 1.f / (1.f + __expf(-x)); }
 

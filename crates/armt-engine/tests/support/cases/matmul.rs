@@ -45,7 +45,7 @@ pub fn cases() -> Vec<Case> {
         |t| ops::matmul(&t[0], &t[1]),
         |a| product(&a[0], false, &a[1], false, [1, 6, 5, 17]),
     ));
-    for [groups, m, n, k] in [[1, 1, 1, 1], [3, 17, 65, 3], [2, 65, 24, 32], [1, 130, 65, 17]] {
+    for [groups, m, n, k] in [[1, 1, 1, 1], [3, 17, 65, 3], [2, 65, 24, 32], [1, 130, 65, 17], [2, 200, 264, 8]] {
         for transposed in [false, true] {
             for (name, bias, activation, residual) in [
                 ("plain", false, Activation::None, false),
@@ -65,6 +65,12 @@ pub fn cases() -> Vec<Case> {
                 }
                 if residual {
                     inputs.push(normal(&mut rng, &[groups, m, n]));
+                }
+                // As in a model, for some of the sizes: weights and biases are parameters, whose gradients are f32 also where x is bf16.
+                if groups == 2 {
+                    for own in inputs.iter_mut().skip(1).take(1 + usize::from(bias)) {
+                        own.parameter = true;
+                    }
                 }
                 cases.push(Case::new(
                     format!("linear {name} {groups} x [{m}, {k}] [{k}, {n}]{}", if transposed { "^T" } else { "" }),

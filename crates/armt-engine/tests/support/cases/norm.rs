@@ -1,6 +1,6 @@
 use armt_engine::ops;
 
-use super::super::{Array, Case, Rng, normal, spread};
+use super::super::{Array, Case, Input, Rng, normal, spread};
 use super::ODD;
 
 /// Large for rows of one element: with a small one their gradient is a difference of nearly equal numbers.
@@ -29,11 +29,11 @@ fn naive(a: &[Array], m: usize, d: usize) -> Array {
 pub fn cases() -> Vec<Case> {
     let mut rng = Rng(21);
     let mut cases = Vec::new();
-    let mut push = |x: &[usize], gain: &[usize]| {
+    let mut push = |x: &[usize], gain: &[usize], own: fn(Input) -> Input| {
         let d = gain[gain.len() - 1];
         let m = x.iter().product::<usize>() / gain.iter().product::<usize>();
         // One element is its own mean: layer norm has nothing left there but the bias.
-        let inputs = vec![normal(&mut rng, x), normal(&mut rng, gain), normal(&mut rng, gain)];
+        let inputs = vec![normal(&mut rng, x), own(normal(&mut rng, gain)), own(normal(&mut rng, gain))];
         cases.push(Case::new(
             format!("layer_norm {x:?} {gain:?}"),
             inputs.clone(),
@@ -48,19 +48,20 @@ pub fn cases() -> Vec<Case> {
         ));
     };
     for d in ODD {
-        push(&[5, d], &[d]);
-        push(&[3, 2, 7, d], &[3, d]);
+        push(&[5, d], &[d], |i| i);
+        push(&[3, 2, 7, d], &[3, d], |i| i);
     }
-    push(&[17], &[17]);
-    push(&[2, 65], &[2, 65]);
-    // Multiples of a vector, rows in registers and longer ones, more rows than one partial sum takes.
-    for d in [32, 64, 128, 200, 256, 384, 512, 768] {
-        push(&[2, 19, d], &[2, d]);
+    push(&[17], &[17], |i| i);
+    push(&[2, 65], &[2, 65], |i| i);
+    // Parameters, whose gradients take one launch. Multiples of a vector, rows in registers and longer ones, more rows than one partial sum
+    // takes.
+    for d in [32, 64, 128, 200, 256, 384, 512, 768, 1000] {
+        push(&[2, 19, d], &[2, d], Input::parameter);
     }
-    push(&[700, 8], &[8]);
-    push(&[3, 1040], &[1040]);
-    push(&[2, 3, 1041], &[2, 1041]);
-    push(&[20, 2056], &[2056]);
+    push(&[700, 8], &[8], Input::parameter);
+    push(&[3, 1040], &[1040], |i| i);
+    push(&[2, 3, 1041], &[2, 1041], Input::parameter);
+    push(&[20, 2056], &[2056], Input::parameter);
     // A mean far larger than the deviation must not cancel.
     let inputs = vec![spread(&mut rng, &[3, 65], 0.25).map(|x| x + 32.0), normal(&mut rng, &[65]), normal(&mut rng, &[65])];
     cases.push(Case::new(
