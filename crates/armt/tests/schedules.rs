@@ -269,9 +269,9 @@ fn ten_losses_are_the_same_under_every_schedule() {
     let mut others = vec![("cpu diagonal", losses(&Device::cpu(), Choice::Diagonal))];
     match Device::cuda(0) {
         Ok(cuda) => {
-            let direct = losses(&cuda, Choice::Diagonal);
-            assert_eq!(stepped(&cuda), direct, "replayed steps differ from direct ones");
-            others.push(("cuda diagonal", direct));
+            others.push(("cuda diagonal", losses(&cuda, Choice::Diagonal)));
+            // On CUDA it fills asked positions up to round numbers, so that sums over them come in another order.
+            others.push(("cuda diagonal, replayed", stepped(&cuda)));
         }
         Err(why) => println!("not on the GPU: {why}"),
     }

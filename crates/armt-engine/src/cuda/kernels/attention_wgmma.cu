@@ -3,8 +3,8 @@
 //
 // The same walk as attention_mma.cu: a block owns 64 rows, 16 a warp, and tiles of 64 rows pass by through two buffers. Its four warps are
 // one warpgroup, whose products read the passing tile from shared memory once for all 64 rows, where mma.sync has each warp fetch it into
-// registers. The own rows and the weights are left operands in registers; a product runs while the warps do element work on the one
-// before. Every branch round a product is the same for the whole block, so what only some rows see is masked element by element, in tiles
+// registers. The weights are left operands in registers, and so are the own rows but for dk and dv; a product runs while the warps do
+// element work on the one before. Every branch round a product is the same for the whole block, so what only some rows see is masked element by element, in tiles
 // on the border. Heads of 32 and 64: a row is one swizzle atom wide.
 //
 // A segment is often a power of two and a few memory tokens, so a walk that ends in at most FEW rows takes them in a narrow pass. Tiles of
@@ -39,6 +39,18 @@ template <int CONTRACTED> __device__ __forceinline__ void product(float (&c)[2][
                  "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, add, 1, 1, %14;}"
                  : FOUR(c[0]), FOUR(c[1]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile), "r"((int)add), "n"(CONTRACTED));
 }
+// The same with the left operand in shared memory too, contracted over the dimensions of a head.
+__device__ __forceinline__ void product(float (&c)[8][4], u64 a, u64 tile, bool add) {
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+                 "%32, %33, add, 1, 1, 0, 0;}"
+                 : SIXTEEN(c, 0), SIXTEEN(c, 4) : "l"(a), "l"(tile), "r"((int)add));
+}
+__device__ __forceinline__ void product(float (&c)[2][4], u64 a, u64 tile, bool add) {
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %10, 0; wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, add, 1, 1, 0, 0;}"
+                 : FOUR(c[0]), FOUR(c[1]) : "l"(a), "l"(tile), "r"((int)add));
+}
 // Before products, when their registers were last touched by anything else.
 __device__ __forceinline__ void open_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void close_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -69,6 +81,13 @@ template <int N> __device__ __forceinline__ void scores(float (&s)[N][4], const 
     for (int d = 0; d < SIZE / 16; d++) product<0>(s, own[d], rows + d * ALONG, d > 0);
     close_products();
 }
+// The same with the block's own rows in shared memory.
+template <int N> __device__ __forceinline__ void scores(float (&s)[N][4], const bf16* own, const bf16* tile) {
+    u64 left = described(own), rows = described(tile);
+#pragma unroll
+    for (int d = 0; d < SIZE / 16; d++) product(s, left + d * ALONG, rows + d * ALONG, d > 0);
+    close_products();
+}
 // Issues sum += weights times the tile's first 16 N rows.
 template <int N> __device__ __forceinline__ void add_weighted(float (&sum)[CHUNKS][4], const u32 (&weights)[N][4], const bf16* tile) {
     u64 rows = described(tile);
@@ -79,7 +98,7 @@ template <int N> __device__ __forceinline__ void add_weighted(float (&sum)[CHUNK
 
 // o [n, tq, heads, SIZE], lse [n, heads, tq] (may be null). Keys up to row + tk - tq are visible, if the mask [n, tk] (may be null) says
 // so.
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
 attention_forward(const bf16* q, const bf16* k, const bf16* v, const int* mask, bf16* o, float* lse, i64 q_row, i64 k_row, int heads,
                   int group, int tq, int tk, int size, float scale) {
     bf16 *qs = (bf16*)shared_bytes, *ks = qs + ROWS * SIZE, *vs = ks + 2 * PASS * SIZE;
@@ -271,7 +290,7 @@ attention_backward_q(const bf16* q, const bf16* k, const bf16* v, const int* mas
 
 // dv_j = sum_i p_ij do_i and dk_j = scale sum_i ds_ij q_i, over the rows of all query heads of the group, in order. Scores are computed
 // transposed, keys down and queries across.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
 attention_backward_kv(const bf16* q, const bf16* k, const bf16* v, const int* mask, const bf16* d_o, const float* lse, const float* delta,
                       bf16* dk, bf16* dv, i64 q_row, i64 k_row, int heads, int group, int tq, int tk, int size, float scale) {
     bf16 *ks = (bf16*)shared_bytes, *vs = ks + ROWS * SIZE, *qs = vs + ROWS * SIZE, *gs = qs + 2 * PASS * SIZE;
@@ -309,17 +328,15 @@ attention_backward_kv(const bf16* q, const bf16* k, const bf16* v, const int* ma
     clear(sum_k);
     clear(sum_v);
     arrive();
-    u32 own_k[SIZE / 16][4], own_v[SIZE / 16][4];
-    own_rows(own_k, ks, own);
-    own_rows(own_v, vs, own);
     auto use = [&](auto count, int i0, int buffer) {
         constexpr int N = decltype(count)::k;
         const bf16 *qt = qs + buffer * PASS * SIZE, *gt = gs + buffer * PASS * SIZE;
         const float *lt = ls + buffer * PASS + lane % 4 * 2, *dlt = dls + buffer * PASS + lane % 4 * 2;
         float s[N / 8][4], dp[N / 8][4];
         open_products();
-        scores(s, own_k, qt);
-        scores(dp, own_v, gt);
+        // From shared memory: in registers they would leave room for two blocks only.
+        scores(s, ks, qt);
+        scores(dp, vs, gt);
         wait_products<1>();
         ready(s);
         // Rows past the end are zeros and add nothing; keys past the end are not stored.
@@ -338,11 +355,7 @@ attention_backward_kv(const bf16* q, const bf16* k, const bf16* v, const int* ma
 #pragma unroll
             for (int e = 0; e < 4; e++) s[c][e] = exp2_of(s[c][e] * turn - l.v[e % 2] * LOG2_E);
         }
-        u32 weights[N / 16][4], changes[N / 16][4];
-        to_operand<N>(weights, s);
-        open_products();
-        add_weighted(sum_v, weights, gt);
-        wait_products<1>();
+        wait_products<0>();
         ready(dp);
 #pragma unroll
         for (int c = 0; c < N / 8; c++) {
@@ -350,8 +363,11 @@ attention_backward_kv(const bf16* q, const bf16* k, const bf16* v, const int* ma
 #pragma unroll
             for (int e = 0; e < 4; e++) dp[c][e] = s[c][e] * (dp[c][e] - dl.v[e % 2]);
         }
+        u32 weights[N / 16][4], changes[N / 16][4];
+        to_operand<N>(weights, s);
         to_operand<N>(changes, dp);
         open_products();
+        add_weighted(sum_v, weights, gt);
         add_weighted(sum_k, changes, qt);
         wait_products<0>();
         ready(sum_v);
@@ -368,6 +384,8 @@ attention_backward_kv(const bf16* q, const bf16* k, const bf16* v, const int* ma
             use(Count<PASS>(), i0, buffer);
         i0 = next;
     }
+    // Results are staged where other warps' products may still read.
+    __syncthreads();
     store(dk + base, k_row, first, tk, ks, own, sum_k, scale, scale);
     store(dv + base, k_row, first, tk, vs, own, sum_v, 1.f, 1.f);
 }
