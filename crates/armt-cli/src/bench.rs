@@ -85,15 +85,16 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     crate::say(format_args!("{machine}, {dtype}"))?;
     let backprop = Backprop { recompute: args.recompute, unwind: args.unwind, truncate: 0 };
     let way = Way { repeats: args.repeats, schedule: args.schedule, backprop, check: args.check };
-    let mut timings = Vec::new();
+    let mut figures = Figures { machine, timings: Vec::new() };
     for workload in &workloads {
         let timing = measure(workload, way, (dtype, &device), &mut |_| ControlFlow::Continue(()))?;
         crate::say(format_args!("{}", line(&timing)))?;
-        timings.push(timing);
+        figures.timings.push(timing);
+        // After each: a sweep that is stopped has kept what it measured.
+        if let Some(path) = &args.json {
+            figures.save(path)?;
+        }
         device.trim();
-    }
-    if let Some(path) = &args.json {
-        Figures { machine, timings }.save(path)?;
     }
     Ok(ExitCode::SUCCESS)
 }

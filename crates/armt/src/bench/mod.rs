@@ -249,6 +249,10 @@ pub fn median(values: &[f64]) -> f64 {
     if n == 0 { f64::NAN } else { (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0 }
 }
 
+/// How important a token that is written is, before the sigmoid. The memory tokens of a random model have much the same keys, and all are
+/// written against the old memory: at a sigmoid of a half, 16 of them overshoot eightfold, and the memory grows without end.
+const IMPORTANCE: f32 = -4.0;
+
 /// A fresh model whose memory does not stay empty: the value projection, which starts at zero, is random like the other weights.
 fn model(workload: &Workload, dtype: DType, device: &Device) -> Result<Model> {
     let model = Model::fresh(workload.config(), 1, dtype, device)?;
@@ -256,6 +260,8 @@ fn model(workload: &Workload, dtype: DType, device: &Device) -> Result<Model> {
         let (mut random, shape) = (Random::new(4), memory.value.value().shape());
         let values: Vec<f32> = (0..memory.value.value().elements()).map(|_| 0.02 * random.normal() as f32).collect();
         memory.value.set(&Tensor::from_slice(&values, shape, device)?)?;
+        let bias = memory.beta_bias.value();
+        memory.beta_bias.set(&Tensor::from_slice(&vec![IMPORTANCE; bias.elements()], bias.shape(), device)?)?;
     }
     Ok(model)
 }

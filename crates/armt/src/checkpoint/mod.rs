@@ -88,7 +88,9 @@ impl Model {
     pub fn fingerprint(&self) -> Result<String> {
         let mut h = 0xcbf2_9ce4_8422_2325u64;
         let mut add = |word: u64| h = (h ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
-        serde_json::to_string(&*self.config).unwrap_or_default().bytes().for_each(|b| add(u64::from(b)));
+        // How it is asked changes nothing of what it has read.
+        let config = Config { after_question: None, ..(*self.config).clone() };
+        serde_json::to_string(&config).unwrap_or_default().bytes().for_each(|b| add(u64::from(b)));
         for param in self.params() {
             param.value().to_vec::<f32>()?.iter().for_each(|x| add(u64::from(x.to_bits())));
         }
