@@ -83,25 +83,17 @@ fn add_rows(y: &mut [f32], c: &[f32], stride: usize, rows: &[f32]) {
 /// Rows of A that a product over keys takes at a time: few enough for the first-level cache.
 const BLOCK: usize = 32;
 
-/// Asks for the first elements of `x`, at most `most`, to be brought to the cache while something else is computed.
-fn prefetch(x: &[f32], most: usize) {
-    #[cfg(target_arch = "x86_64")]
-    for line in x[..most.min(x.len())].chunks(16) {
-        // SAFETY: a hint, on an address inside x.
-        unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.as_ptr().cast()) };
-    }
-}
-
 /// w = (w +) phi A: what A associates with every token's features. phi is `[m, dk]`, A `[dk, d]`, w `[m, d]`.
 pub(super) fn recall(all: &[f32], phi: &[f32], w: &mut [f32], [dk, d]: [usize; 2], add: bool) {
+    // The next memory follows this one.
+    let ahead = dk * d;
     let m = w.len() / d;
     assert!(all.len() == dk * d && phi.len() == m * dk && w.len() == m * d);
     for (block, a) in all.chunks(BLOCK * d).enumerate() {
-        prefetch(all.get((block + 1) * BLOCK * d..).unwrap_or_default(), BLOCK * d);
         let phi = Matrix { ptr: phi[block * BLOCK..].as_ptr(), row: dk, col: 1 };
         let base = (add || block > 0).then_some(w.as_ptr());
         // SAFETY: the operands have the lengths asserted above, and w is borrowed exclusively.
-        unsafe { multiply([m, d, a.len() / d], phi, a.as_ptr(), d, w.as_mut_ptr(), d, base) };
+        unsafe { multiply([m, d, a.len() / d], phi, a.as_ptr(), d, w.as_mut_ptr(), d, base, ahead) };
     }
 }
 
@@ -116,8 +108,8 @@ pub(super) enum From<'a> {
     Old(&'a [f32]),
 }
 
-/// A = (old +) sum_i phi_i (x) x_i. phi is `[m, dk]`, x `[m, d]`, A `[dk, d]`.
-pub(super) fn add_outer(a: &mut [f32], from: From<'_>, phi: &[f32], x: &[f32], [dk, d]: [usize; 2]) {
+/// A = (old +) sum_i phi_i (x) x_i. phi is `[m, dk]`, x `[m, d]`, A `[dk, d]`. `ahead`: as for products.
+pub(super) fn add_outer(a: &mut [f32], from: From<'_>, phi: &[f32], x: &[f32], [dk, d]: [usize; 2], ahead: usize) {
     let m = x.len() / d;
     assert!(a.len() == dk * d && phi.len() == m * dk && x.len() == m * d);
     let base = match from {
@@ -129,7 +121,8 @@ pub(super) fn add_outer(a: &mut [f32], from: From<'_>, phi: &[f32], x: &[f32], [
         }
     };
     // SAFETY: the operands have the lengths asserted above, and A is borrowed exclusively.
-    unsafe { multiply([dk, d, m], Matrix { ptr: phi.as_ptr(), row: 1, col: dk }, x.as_ptr(), d, a.as_mut_ptr(), d, base) };
+    let phi = Matrix { ptr: phi.as_ptr(), row: 1, col: dk };
+    unsafe { multiply([dk, d, m], phi, x.as_ptr(), d, a.as_mut_ptr(), d, base, ahead) };
 }
 
 /// Sizes of a write: memories, tokens, and the widths of raw keys and of values.
@@ -213,7 +206,7 @@ pub(crate) fn write(w: &WriteInputs<'_>, old: Option<&[f32]>, a: &mut [f32], z_n
                 z_new.copy_from_slice(w.z);
                 add_rows(z_new, gamma, 1, phi);
             });
-            add_outer(a, old.map_or(From::Itself, From::Old), phi, x, [dk, d]);
+            add_outer(a, old.map_or(From::Itself, From::Old), phi, x, [dk, d], if old.is_some() { dk * d } else { 0 });
             if let Some(kept) = kept {
                 kept.copy_from_slice(x);
             }
@@ -238,7 +231,7 @@ pub(crate) fn undo(w: &WriteInputs<'_>, a: &mut [f32], x: &[f32]) {
                     phi.iter_mut().for_each(|p| *p = -*p);
                 }
             });
-            add_outer(a, From::Itself, phi, x, [dk, d]);
+            add_outer(a, From::Itself, phi, x, [dk, d], dk * d);
         });
     });
 }
@@ -283,8 +276,8 @@ pub(crate) fn write_backward(w: &WriteInputs<'_>, a: &[f32], out: WriteGradients
                     }
                 }
             });
-            dots([Pair { rows: g, others: dv }, Pair { rows: a, others: dw }], d, dphi);
-            add_outer(g, From::Itself, phi, dw, [dk, d]);
+            dots([Pair { rows: g, others: dv, ahead: 0 }, Pair { rows: a, others: dw, ahead: 0 }], d, dphi);
+            add_outer(g, From::Itself, phi, dw, [dk, d], 0);
             simd!({
                 for (i, dphi) in dphi.chunks_exact_mut(dk).enumerate() {
                     for ((dphi, h), z) in dphi.iter_mut().zip(&*h).zip(w.z) {

@@ -137,10 +137,10 @@ pub(crate) fn read_few_backward(
                         normalised(q, z, r, qn);
                     }
                 });
-                add_outer(da, if add_a { From::Itself } else { From::Nothing }, qn, dy, [dk, d]);
+                add_outer(da, if add_a { From::Itself } else { From::Nothing }, qn, dy, [dk, d], dk * d);
             }
             let dqn = qn;
-            dots([Pair { rows: &a[n * dk * d..][..dk * d], others: dy }], d, dqn);
+            dots([Pair { rows: &a[n * dk * d..][..dk * d], others: dy, ahead: dk * d }], d, dqn);
             simd!(queries_backward((q, z, dqn), dq, dz, dm, [r, dr, phi, dphi]));
         });
     });

@@ -115,7 +115,7 @@ pub(crate) fn forward(q: &[f32], k: &[f32], v: &[f32], mask: Option<&[i32]>, l: 
                 // SAFETY: the operands are inside their slices by the lengths asserted above, the scratch has the sizes noted; o's
                 // rows of this head belong to this task.
                 unsafe {
-                    multiply([rows, end.next_multiple_of(LANES), size], a, kt.as_ptr(), width, s.as_mut_ptr(), width, None);
+                    multiply([rows, end.next_multiple_of(LANES), size], a, kt.as_ptr(), width, s.as_mut_ptr(), width, None, 0);
                     let mut inverse = [0.0; BLOCK];
                     for i in 0..rows {
                         let s = &mut s[i * width..][..width];
@@ -126,7 +126,7 @@ pub(crate) fn forward(q: &[f32], k: &[f32], v: &[f32], mask: Option<&[i32]>, l: 
                         }
                     }
                     let p = Matrix { ptr: s.as_ptr(), row: width, col: 1 };
-                    multiply([rows, size, end], p, vp.as_ptr(), size, o, o_row, None);
+                    multiply([rows, size, end], p, vp.as_ptr(), size, o, o_row, None, 0);
                     for (i, inverse) in inverse[..rows].iter().enumerate() {
                         for o in std::slice::from_raw_parts_mut(o.add(i * o_row), size) {
                             *o *= inverse;
@@ -177,8 +177,8 @@ pub(crate) fn backward(
                 let lse = &lse[(n * query + h) * l.tq + i0..][..rows];
                 // SAFETY: as in `forward`; dq's rows of this head belong to this task.
                 unsafe {
-                    multiply([rows, padded, size], queries, kt.as_ptr(), width, p.as_mut_ptr(), width, None);
-                    multiply([rows, padded, size], d_out, vt.as_ptr(), width, ds.as_mut_ptr(), width, None);
+                    multiply([rows, padded, size], queries, kt.as_ptr(), width, p.as_mut_ptr(), width, None, 0);
+                    multiply([rows, padded, size], d_out, vt.as_ptr(), width, ds.as_mut_ptr(), width, None, 0);
                     for i in 0..rows {
                         let (o, d_o) = (&o[o_at + i * o_row..][..size], &d_o[o_at + i * o_row..][..size]);
                         let row = Row { s: &mut p[i * width..][..width], seen: i0 + i + offset + 1, end, mask, scale };
@@ -186,9 +186,18 @@ pub(crate) fn backward(
                     }
                     let of_rows = |m: &[f32]| Matrix { ptr: m.as_ptr(), row: width, col: 1 };
                     let of_columns = |m: &[f32]| Matrix { ptr: m.as_ptr(), row: 1, col: width };
-                    multiply([rows, size, end], of_rows(ds), kp.as_ptr(), size, dq.at(q_at), l.q_row, None);
-                    multiply([end, size, rows], of_columns(p), d_out.ptr, o_row, dvp.as_mut_ptr(), size, Some(dvp.as_ptr()));
-                    multiply([end, size, rows], of_columns(ds), queries.ptr, l.q_row, dkp.as_mut_ptr(), size, Some(dkp.as_ptr()));
+                    multiply([rows, size, end], of_rows(ds), kp.as_ptr(), size, dq.at(q_at), l.q_row, None, 0);
+                    multiply([end, size, rows], of_columns(p), d_out.ptr, o_row, dvp.as_mut_ptr(), size, Some(dvp.as_ptr()), 0);
+                    multiply(
+                        [end, size, rows],
+                        of_columns(ds),
+                        queries.ptr,
+                        l.q_row,
+                        dkp.as_mut_ptr(),
+                        size,
+                        Some(dkp.as_ptr()),
+                        0,
+                    );
                 }
             }
         }

@@ -2,6 +2,9 @@
 //!
 //! A tile of the result stays in registers while k runs: R rows of W vectors of columns, so that a vector of b is loaded once for R
 //! products. Where both operands run along k, as in a b^T, a tile holds R x C vectors of partial sums, each summed up at the end.
+//!
+//! A product may be one of many whose large operands, such as memories, come from main memory one after the other. It then asks for the next
+//! one's while it works on its own, a little at a time: `ahead` is how many elements farther those lie, 0 if there is nothing to ask for.
 
 use std::ops::Range;
 
@@ -16,6 +19,7 @@ pub(super) struct Matrix {
 }
 
 /// c `[m, n]` = (base `[m, n]` +) a `[m, k]` b `[k, n]`, rows of b `b_row` and those of c and base `c_row` apart. The base may be c itself.
+/// What is asked for ahead is like b, or like c where there are more rows than columns.
 ///
 /// # Safety
 ///
@@ -28,8 +32,23 @@ pub(super) unsafe fn multiply(
     c: *mut f32,
     c_row: usize,
     base: Option<*const f32>,
+    ahead: usize,
 ) {
-    arch().dispatch(Product { sizes, a, b, b_row, c, c_row, base });
+    arch().dispatch(Product { sizes, a, b, b_row, c, c_row, base, ahead });
+}
+
+/// Asks for the `count` elements that lie `ahead` of `from` to be brought to the second-level cache.
+#[inline(always)]
+fn fetch(from: *const f32, ahead: usize, count: usize) {
+    if ahead == 0 {
+        return;
+    }
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..count).step_by(16) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a hint may name any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(ahead + line).cast()) };
+    }
 }
 
 /// What [`multiply`] was asked for.
@@ -41,6 +60,7 @@ struct Product {
     c: *mut f32,
     c_row: usize,
     base: Option<*const f32>,
+    ahead: usize,
 }
 
 impl pulp::WithSimd for Product {
@@ -48,14 +68,16 @@ impl pulp::WithSimd for Product {
 
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(self, simd: S) {
-        let [m, n, _] = self.sizes;
+        let [m, n, k] = self.sizes;
         // SAFETY: all of the product that the caller of `multiply` vouches for.
         unsafe {
             if m <= n {
+                fetch(self.b, self.ahead, k * self.b_row);
                 return self.rows::<S>(simd, 0..m);
             }
             // Many rows: c is walked through once in its order, while b, of few columns, stays in the cache.
             for i in (0..m).step_by(STRIP) {
+                fetch(self.c.wrapping_add(i * self.c_row), self.ahead, STRIP * self.c_row);
                 self.rows::<S>(simd, i..m.min(i + STRIP));
             }
         }
@@ -175,6 +197,8 @@ impl Product {
 pub(super) struct Pair<'a> {
     pub(super) rows: &'a [f32],
     pub(super) others: &'a [f32],
+    /// Where the next product's rows lie.
+    pub(super) ahead: usize,
 }
 
 /// y[j, i] = the sum over the pairs of rows[i] . others[j]; y is `[n, m]`. Pairs of other lengths than the first are a bug.
@@ -219,6 +243,9 @@ impl<const P: usize> Dots<'_, P> {
     /// There are R rows from `i` on.
     #[inline(always)]
     unsafe fn row_tiles<S: pulp::Simd, const R: usize>(&mut self, simd: S, i: usize) -> usize {
+        for Pair { rows, ahead, .. } in self.pairs {
+            fetch(rows[i * self.width..].as_ptr(), ahead, R * self.width);
+        }
         let n = self.sizes[1];
         let mut j = 0;
         while j < n {
@@ -245,7 +272,7 @@ impl<const P: usize> Dots<'_, P> {
         let whole = self.width / S::F32_LANES * S::F32_LANES;
         let mut sums = [[simd.splat_f32s(0.0); C]; R];
         let mut rest = [[0f32; C]; R];
-        for Pair { rows, others } in self.pairs {
+        for Pair { rows, others, .. } in self.pairs {
             // SAFETY: the caller vouches for the rows and others; x stays below their width.
             unsafe {
                 let (a, b) = (rows.as_ptr().add(i * self.width), others.as_ptr().add(j * self.width));
@@ -307,7 +334,7 @@ mod tests {
                     let from = with_base.then_some(base.as_ptr());
                     let matrix = Matrix { ptr: a.as_ptr(), row, col };
                     // SAFETY: the vectors have the sizes given.
-                    unsafe { multiply([m, n, k], matrix, b.as_ptr(), n, c.as_mut_ptr(), n, from) };
+                    unsafe { multiply([m, n, k], matrix, b.as_ptr(), n, c.as_mut_ptr(), n, from, 0) };
                     for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
                         let sum: f64 = (0..k).map(|x| f64::from(a[i * row + x * col]) * f64::from(b[x * n + j])).sum();
                         assert_close(c[i * n + j], sum + if with_base { f64::from(base[i * n + j]) } else { 0.0 });
@@ -322,8 +349,8 @@ mod tests {
         for [m, n, width] in [[1, 1, 1], [192, 10, 128], [5, 7, 37], [6, 4, 16], [9, 3, 50]] {
             let [a, b, u, v] = [values(m * width, 1), values(n * width, 2), values(m * width, 3), values(n * width, 4)];
             let (mut one, mut two) = (vec![f32::NAN; m * n], vec![f32::NAN; m * n]);
-            dots([Pair { rows: &a, others: &b }], width, &mut one);
-            dots([Pair { rows: &a, others: &b }, Pair { rows: &u, others: &v }], width, &mut two);
+            dots([Pair { rows: &a, others: &b, ahead: 0 }], width, &mut one);
+            dots([Pair { rows: &a, others: &b, ahead: 0 }, Pair { rows: &u, others: &v, ahead: 0 }], width, &mut two);
             let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
             for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
                 let (row, other) = (i * width..(i + 1) * width, j * width..(j + 1) * width);
