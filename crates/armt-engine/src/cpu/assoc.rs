@@ -84,9 +84,7 @@ fn add_rows(y: &mut [f32], c: &[f32], stride: usize, rows: &[f32]) {
 const BLOCK: usize = 32;
 
 /// w = (w +) phi A: what A associates with every token's features. phi is `[m, dk]`, A `[dk, d]`, w `[m, d]`.
-pub(super) fn recall(all: &[f32], phi: &[f32], w: &mut [f32], [dk, d]: [usize; 2], add: bool) {
-    // The next memory follows this one.
-    let ahead = dk * d;
+pub(super) fn recall(all: &[f32], phi: &[f32], w: &mut [f32], [dk, d]: [usize; 2], add: bool, ahead: usize) {
     let m = w.len() / d;
     assert!(all.len() == dk * d && phi.len() == m * dk && w.len() == m * d);
     for (block, a) in all.chunks(BLOCK * d).enumerate() {
@@ -195,7 +193,7 @@ pub(crate) fn write(w: &WriteInputs<'_>, old: Option<&[f32]>, a: &mut [f32], z_n
         with_scratch([2 * dm, m * dk, m, m, m * d], |[r, phi, den, gamma, x]| {
             simd!(w.keys(r, phi, den, gamma));
             let old = old.map(|old| &old[n * dk * d..][..dk * d]);
-            recall(old.unwrap_or(a), phi, x, [dk, d], false);
+            recall(old.unwrap_or(a), phi, x, [dk, d], false, dk * d);
             simd!({
                 for (i, (x, v)) in x.chunks_exact_mut(d).zip(w.v.chunks_exact(d)).enumerate() {
                     let (b, scale) = (math::sigmoid(w.beta[i]), 1.0 / den[i]);
@@ -258,8 +256,8 @@ pub(crate) fn write_backward(w: &WriteInputs<'_>, a: &[f32], out: WriteGradients
         let lengths = [2 * dm, 2 * dm, m * dk, m, m, m, m * d, m * d, m * dk];
         with_scratch(lengths, |[r, dr, phi, den, gamma, dden, dv, dw, dphi]| {
             simd!(w.keys(r, phi, den, gamma));
-            recall(a, phi, dv, [dk, d], false); // w_i = A^T phi_i, for now
-            recall(g, phi, dw, [dk, d], false); // e_i = G^T phi_i, for now
+            recall(a, phi, dv, [dk, d], false, 0); // w_i = A^T phi_i, for now
+            recall(g, phi, dw, [dk, d], false, 0); // e_i = G^T phi_i, for now
             simd!({
                 for i in 0..m {
                     let (b, scale) = (math::sigmoid(w.beta[i]), 1.0 / den[i]);
@@ -276,8 +274,8 @@ pub(crate) fn write_backward(w: &WriteInputs<'_>, a: &[f32], out: WriteGradients
                     }
                 }
             });
-            dots([Pair { rows: g, others: dv, ahead: 0 }, Pair { rows: a, others: dw, ahead: 0 }], d, dphi);
-            add_outer(g, From::Itself, phi, dw, [dk, d], 0);
+            dots([Pair { rows: g, others: dv, ahead: 0 }, Pair { rows: a, others: dw, ahead: dk * d }], d, dphi);
+            add_outer(g, From::Itself, phi, dw, [dk, d], dk * d);
             simd!({
                 for (i, dphi) in dphi.chunks_exact_mut(dk).enumerate() {
                     for ((dphi, h), z) in dphi.iter_mut().zip(&*h).zip(w.z) {

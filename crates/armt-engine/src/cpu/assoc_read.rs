@@ -73,7 +73,7 @@ pub(crate) fn read_few(q: &[f32], a: &[f32], z: &[f32], residual: Option<&[f32]>
             if let Some(residual) = residual {
                 y.copy_from_slice(&residual[n * t * d..][..t * d]);
             }
-            recall(&a[n * dk * d..][..dk * d], qn, y, [dk, d], residual.is_some());
+            recall(&a[n * dk * d..][..dk * d], qn, y, [dk, d], residual.is_some(), dk * d);
         });
     });
 }

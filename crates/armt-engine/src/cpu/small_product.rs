@@ -68,11 +68,10 @@ impl pulp::WithSimd for Product {
 
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(self, simd: S) {
-        let [m, n, k] = self.sizes;
+        let [m, n, _] = self.sizes;
         // SAFETY: all of the product that the caller of `multiply` vouches for.
         unsafe {
             if m <= n {
-                fetch(self.b, self.ahead, k * self.b_row);
                 return self.rows::<S>(simd, 0..m);
             }
             // Many rows: c is walked through once in its order, while b, of few columns, stays in the cache.
@@ -100,6 +99,11 @@ impl Product {
         // SAFETY: the columns from j on are inside the product that the caller vouches for.
         unsafe {
             while n - j >= 2 * S::F32_LANES {
+                if rows.len() == self.sizes[0] {
+                    for x in 0..self.sizes[2] {
+                        fetch(self.b.wrapping_add(x * self.b_row + j), self.ahead, 2 * S::F32_LANES);
+                    }
+                }
                 self.columns::<S, 2>(simd, rows.clone(), j);
                 j += 2 * S::F32_LANES;
             }
