@@ -84,14 +84,16 @@ fn add_rows(y: &mut [f32], c: &[f32], stride: usize, rows: &[f32]) {
 const BLOCK: usize = 32;
 
 /// w = (w +) phi A: what A associates with every token's features. phi is `[m, dk]`, A `[dk, d]`, w `[m, d]`.
+/// `ahead`: as for products, of A.
 pub(super) fn recall(all: &[f32], phi: &[f32], w: &mut [f32], [dk, d]: [usize; 2], add: bool, ahead: usize) {
     let m = w.len() / d;
     assert!(all.len() == dk * d && phi.len() == m * dk && w.len() == m * d);
+    let w = w.as_mut_ptr();
     for (block, a) in all.chunks(BLOCK * d).enumerate() {
         let phi = Matrix { ptr: phi[block * BLOCK..].as_ptr(), row: dk, col: 1 };
-        let base = (add || block > 0).then_some(w.as_ptr());
+        let base = (add || block > 0).then_some(w.cast_const());
         // SAFETY: the operands have the lengths asserted above, and w is borrowed exclusively.
-        unsafe { multiply([m, d, a.len() / d], phi, a.as_ptr(), d, w.as_mut_ptr(), d, base, ahead) };
+        unsafe { multiply([m, d, a.len() / d], phi, a.as_ptr(), d, w, d, base, ahead) };
     }
 }
 
@@ -110,17 +112,16 @@ pub(super) enum From<'a> {
 pub(super) fn add_outer(a: &mut [f32], from: From<'_>, phi: &[f32], x: &[f32], [dk, d]: [usize; 2], ahead: usize) {
     let m = x.len() / d;
     assert!(a.len() == dk * d && phi.len() == m * dk && x.len() == m * d);
+    assert!(!matches!(from, From::Old(old) if old.len() != a.len()));
+    let a = a.as_mut_ptr();
     let base = match from {
         From::Nothing => None,
-        From::Itself => Some(a.as_ptr()),
-        From::Old(old) => {
-            assert!(old.len() == a.len());
-            Some(old.as_ptr())
-        }
+        From::Itself => Some(a.cast_const()),
+        From::Old(old) => Some(old.as_ptr()),
     };
-    // SAFETY: the operands have the lengths asserted above, and A is borrowed exclusively.
     let phi = Matrix { ptr: phi.as_ptr(), row: 1, col: dk };
-    unsafe { multiply([dk, d, m], phi, x.as_ptr(), d, a.as_mut_ptr(), d, base, ahead) };
+    // SAFETY: the operands have the lengths asserted above, and A is borrowed exclusively.
+    unsafe { multiply([dk, d, m], phi, x.as_ptr(), d, a, d, base, ahead) };
 }
 
 /// Sizes of a write: memories, tokens, and the widths of raw keys and of values.
@@ -256,6 +257,7 @@ pub(crate) fn write_backward(w: &WriteInputs<'_>, a: &[f32], out: WriteGradients
         let lengths = [2 * dm, 2 * dm, m * dk, m, m, m, m * d, m * d, m * dk];
         with_scratch(lengths, |[r, dr, phi, den, gamma, dden, dv, dw, dphi]| {
             simd!(w.keys(r, phi, den, gamma));
+            // The next A and G are asked for by the two products that take longest.
             recall(a, phi, dv, [dk, d], false, 0); // w_i = A^T phi_i, for now
             recall(g, phi, dw, [dk, d], false, 0); // e_i = G^T phi_i, for now
             simd!({

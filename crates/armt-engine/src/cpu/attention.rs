@@ -187,17 +187,9 @@ pub(crate) fn backward(
                     let of_rows = |m: &[f32]| Matrix { ptr: m.as_ptr(), row: width, col: 1 };
                     let of_columns = |m: &[f32]| Matrix { ptr: m.as_ptr(), row: 1, col: width };
                     multiply([rows, size, end], of_rows(ds), kp.as_ptr(), size, dq.at(q_at), l.q_row, None, 0);
-                    multiply([end, size, rows], of_columns(p), d_out.ptr, o_row, dvp.as_mut_ptr(), size, Some(dvp.as_ptr()), 0);
-                    multiply(
-                        [end, size, rows],
-                        of_columns(ds),
-                        queries.ptr,
-                        l.q_row,
-                        dkp.as_mut_ptr(),
-                        size,
-                        Some(dkp.as_ptr()),
-                        0,
-                    );
+                    let (dv, dk) = (dvp.as_mut_ptr(), dkp.as_mut_ptr());
+                    multiply([end, size, rows], of_columns(p), d_out.ptr, o_row, dv, size, Some(dv), 0);
+                    multiply([end, size, rows], of_columns(ds), queries.ptr, l.q_row, dk, size, Some(dk), 0);
                 }
             }
         }

@@ -99,11 +99,6 @@ impl Product {
         // SAFETY: the columns from j on are inside the product that the caller vouches for.
         unsafe {
             while n - j >= 2 * S::F32_LANES {
-                if rows.len() == self.sizes[0] {
-                    for x in 0..self.sizes[2] {
-                        fetch(self.b.wrapping_add(x * self.b_row + j), self.ahead, 2 * S::F32_LANES);
-                    }
-                }
                 self.columns::<S, 2>(simd, rows.clone(), j);
                 j += 2 * S::F32_LANES;
             }
@@ -148,7 +143,10 @@ impl Product {
         // SAFETY: the caller vouches for these rows and columns, and for all k.
         unsafe {
             let (a, b) = (self.a.ptr.add(i * self.a.row), self.b.add(j));
+            // Once for all rows.
+            let ahead = if i == 0 && self.sizes[0] <= self.sizes[1] { self.ahead } else { 0 };
             for x in 0..self.sizes[2] {
+                fetch(b.add(x * self.b_row), ahead, W * S::F32_LANES);
                 let mut row = [simd.splat_f32s(0.0); W];
                 for w in 0..W {
                     row[w] = b.add(x * self.b_row).cast::<S::f32s>().add(w).read_unaligned();
