@@ -1,13 +1,15 @@
-//! The associative memory on the CPU: loops over the d values of a row of A, which is contiguous, for several tokens at a time.
+//! Writes to the associative memory on the CPU.
 //!
-//! One memory (n) is one task. Rows of A are taken four at a time for sums over keys, and tokens four at a time for sums over tokens,
-//! so that a partial sum is loaded and stored once for four products. Scratch is kept by each thread.
+//! One memory (n) is one task: it is read from main memory once, and the products that follow find it in the cache. Scratch is kept by each
+//! thread.
 
 use std::cell::RefCell;
 
 use rayon::prelude::*;
 
-use super::{math, par_rows};
+use super::dpfp::{features, features_backward};
+use super::math;
+use super::small_product::{Matrix, Pair, dots, multiply};
 
 /// Added to z . phi and to |phi|^2, as the published code does.
 pub(crate) const EPSILON: f32 = 1e-5;
@@ -21,7 +23,7 @@ thread_local! {
 
 /// Runs `f` with pieces of the given lengths of this thread's scratch, whose values are whatever was there. `f` must not hand work to
 /// other threads: a stolen task would want the same scratch.
-fn with_scratch<const K: usize, R>(lengths: [usize; K], f: impl FnOnce([&mut [f32]; K]) -> R) -> R {
+pub(super) fn with_scratch<const K: usize, R>(lengths: [usize; K], f: impl FnOnce([&mut [f32]; K]) -> R) -> R {
     SCRATCH.with_borrow_mut(|scratch| {
         let total = lengths.iter().sum();
         if scratch.len() < total {
@@ -37,17 +39,9 @@ fn with_scratch<const K: usize, R>(lengths: [usize; K], f: impl FnOnce([&mut [f3
 }
 
 #[inline(always)]
-fn dot(x: &[f32], y: &[f32]) -> f32 {
+pub(super) fn dot(x: &[f32], y: &[f32]) -> f32 {
     let mut sums = [0f32; LANES];
     let rest = add_products(&mut sums, x, y);
-    math::total_32(sums) + rest
-}
-
-/// x . y + u . v with one sum over the lanes.
-#[inline(always)]
-fn two_dots((x, y): (&[f32], &[f32]), (u, v): (&[f32], &[f32])) -> f32 {
-    let mut sums = [0f32; LANES];
-    let rest = add_products(&mut sums, x, y) + add_products(&mut sums, u, v);
     math::total_32(sums) + rest
 }
 
@@ -86,146 +80,48 @@ fn add_rows(y: &mut [f32], c: &[f32], stride: usize, rows: &[f32]) {
     }
 }
 
-/// w[i] = A^T phi[i] for every token i; rows of A stay in the cache for all tokens.
-#[inline(always)]
-fn recall(a: &[f32], phi: &[f32], w: &mut [f32], dk: usize, d: usize) {
-    w.fill(0.0);
-    for (block, rows) in a.chunks(4 * d).enumerate() {
-        for (w, phi) in w.chunks_exact_mut(d).zip(phi.chunks_exact(dk)) {
-            add_rows(w, &phi[4 * block..], 1, rows);
-        }
+/// Rows of A that a product over keys takes at a time: few enough for the first-level cache.
+const BLOCK: usize = 32;
+
+/// w = (w +) phi A: what A associates with every token's features. phi is `[m, dk]`, A `[dk, d]`, w `[m, d]`.
+/// `ahead`: as for products, of A.
+pub(super) fn recall(all: &[f32], phi: &[f32], w: &mut [f32], [dk, d]: [usize; 2], add: bool, ahead: usize) {
+    let m = w.len() / d;
+    assert!(all.len() == dk * d && phi.len() == m * dk && w.len() == m * d);
+    let w = w.as_mut_ptr();
+    for (block, a) in all.chunks(BLOCK * d).enumerate() {
+        let phi = Matrix { ptr: phi[block * BLOCK..].as_ptr(), row: dk, col: 1 };
+        let base = (add || block > 0).then_some(w.cast_const());
+        // SAFETY: the operands have the lengths asserted above, and w is borrowed exclusively.
+        unsafe { multiply([m, d, a.len() / d], phi, a.as_ptr(), d, w, d, base, ahead) };
     }
 }
 
-/// r = relu([x, -x]).
-#[inline(always)]
-fn rectify(x: &[f32], r: &mut [f32]) {
-    let (plus, minus) = r.split_at_mut(x.len());
-    for ((p, m), x) in plus.iter_mut().zip(minus).zip(x) {
-        (*p, *m) = (x.max(0.0), (-x).max(0.0));
-    }
+/// Where a sum of outer products begins.
+#[derive(Clone, Copy)]
+pub(super) enum From<'a> {
+    /// At zero.
+    Nothing,
+    /// At what is there.
+    Itself,
+    /// At another memory.
+    Old(&'a [f32]),
 }
 
-/// phi = DPFP(x): block j is r * roll(r, j). `r` is scratch of 2 dm.
-#[inline(always)]
-fn features(x: &[f32], r: &mut [f32], phi: &mut [f32]) {
-    rectify(x, r);
-    let width = r.len();
-    for (block, phi) in phi.chunks_exact_mut(width).enumerate() {
-        let j = block + 1;
-        for (c, phi) in phi[..j].iter_mut().enumerate() {
-            *phi = r[c] * r[width - j + c];
-        }
-        for ((phi, r), rolled) in phi[j..].iter_mut().zip(&r[j..]).zip(&r[..width - j]) {
-            *phi = r * rolled;
-        }
-    }
-}
-
-/// dx of DPFP at x. `r` and `dr` are scratch of 2 dm.
-#[inline(always)]
-fn features_backward(x: &[f32], dphi: &[f32], r: &mut [f32], dr: &mut [f32], dx: &mut [f32]) {
-    rectify(x, r);
-    let width = r.len();
-    dr.fill(0.0);
-    for (block, dphi) in dphi.chunks_exact(width).enumerate() {
-        let j = block + 1;
-        for c in 0..j {
-            dr[c] += dphi[c] * r[width - j + c];
-            dr[width - j + c] += dphi[c] * r[c];
-        }
-        for ((dr, dphi), rolled) in dr[j..].iter_mut().zip(&dphi[j..]).zip(&r[..width - j]) {
-            *dr += dphi * rolled;
-        }
-        for ((dr, dphi), r) in dr[..width - j].iter_mut().zip(&dphi[j..]).zip(&r[j..]) {
-            *dr += dphi * r;
-        }
-    }
-    let (plus, minus) = dr.split_at(x.len());
-    for (((dx, x), p), m) in dx.iter_mut().zip(x).zip(plus).zip(minus) {
-        *dx = if *x > 0.0 { *p } else { 0.0 } - if *x < 0.0 { *m } else { 0.0 };
-    }
-}
-
-/// DPFP of every row of `dm`.
-pub(crate) fn dpfp(x: &[f32], phi: &mut [f32], dm: usize, nu: usize) {
-    let dk = 2 * nu * dm;
-    par_rows(phi, dk, 2 * dk, |first, phi| {
-        with_scratch([2 * dm], |[r]| {
-            simd!({
-                for (phi, x) in phi.chunks_exact_mut(dk).zip(x[first * dm..].chunks_exact(dm)) {
-                    features(x, r, phi);
-                }
-            });
-        });
-    });
-}
-
-/// Gradient of [`dpfp`].
-pub(crate) fn dpfp_backward(x: &[f32], dphi: &[f32], dx: &mut [f32], dm: usize, nu: usize) {
-    let dk = 2 * nu * dm;
-    par_rows(dx, dm, 4 * dk, |first, dx| {
-        let rows = dx.chunks_exact_mut(dm).zip(x[first * dm..].chunks_exact(dm)).zip(dphi[first * dk..].chunks_exact(dk));
-        with_scratch([2 * dm, 2 * dm], |[r, dr]| {
-            simd!({
-                for ((dx, x), dphi) in rows {
-                    features_backward(x, dphi, r, dr, dx);
-                }
-            });
-        });
-    });
-}
-
-/// qn = phi(q) / (z . phi(q) + eps) for every query; `t` queries share a z.
-pub(crate) fn read_features(q: &[f32], z: &[f32], qn: &mut [f32], t: usize, dm: usize, nu: usize) {
-    let dk = 2 * nu * dm;
-    par_rows(qn, dk, 4 * dk, |first, qn| {
-        with_scratch([2 * dm], |[r]| {
-            simd!({
-                for (i, (qn, q)) in qn.chunks_exact_mut(dk).zip(q[first * dm..].chunks_exact(dm)).enumerate() {
-                    features(q, r, qn);
-                    let scale = 1.0 / (dot(&z[(first + i) / t * dk..][..dk], qn) + EPSILON);
-                    qn.iter_mut().for_each(|x| *x *= scale);
-                }
-            });
-        });
-    });
-}
-
-/// From dqn: dq, and dz (+)= sum_t dden_t phi_t, with dden = -(dqn . qn) / den.
-#[expect(clippy::too_many_arguments, reason = "the operands of one formula")]
-pub(crate) fn read_backward(
-    q: &[f32],
-    z: &[f32],
-    dqn: &[f32],
-    dq: &mut [f32],
-    dz: &mut [f32],
-    accumulate: bool,
-    t: usize,
-    dm: usize,
-    nu: usize,
-) {
-    let dk = 2 * nu * dm;
-    dq.par_chunks_mut(t * dm).zip(dz.par_chunks_mut(dk)).enumerate().for_each(|(n, (dq, dz))| {
-        let (q, z, dqn) = (&q[n * t * dm..][..t * dm], &z[n * dk..][..dk], &dqn[n * t * dk..][..t * dk]);
-        with_scratch([2 * dm, 2 * dm, dk, dk], |[r, dr, phi, dphi]| {
-            simd!({
-                if !accumulate {
-                    dz.fill(0.0);
-                }
-                for ((dq, q), dqn) in dq.chunks_exact_mut(dm).zip(q.chunks_exact(dm)).zip(dqn.chunks_exact(dk)) {
-                    features(q, r, phi);
-                    let den = dot(z, phi) + EPSILON;
-                    let dden = -dot(dqn, phi) / (den * den);
-                    for ((((dphi, dqn), z), phi), dz) in dphi.iter_mut().zip(dqn).zip(z).zip(&*phi).zip(dz.iter_mut()) {
-                        *dphi = dqn / den + dden * z;
-                        *dz += dden * phi;
-                    }
-                    features_backward(q, dphi, r, dr, dq);
-                }
-            });
-        });
-    });
+/// A = (old +) sum_i phi_i (x) x_i. phi is `[m, dk]`, x `[m, d]`, A `[dk, d]`. `ahead`: as for products.
+pub(super) fn add_outer(a: &mut [f32], from: From<'_>, phi: &[f32], x: &[f32], [dk, d]: [usize; 2], ahead: usize) {
+    let m = x.len() / d;
+    assert!(a.len() == dk * d && phi.len() == m * dk && x.len() == m * d);
+    assert!(!matches!(from, From::Old(old) if old.len() != a.len()));
+    let a = a.as_mut_ptr();
+    let base = match from {
+        From::Nothing => None,
+        From::Itself => Some(a.cast_const()),
+        From::Old(old) => Some(old.as_ptr()),
+    };
+    let phi = Matrix { ptr: phi.as_ptr(), row: 1, col: dk };
+    // SAFETY: the operands have the lengths asserted above, and A is borrowed exclusively.
+    unsafe { multiply([dk, d, m], phi, x.as_ptr(), d, a, d, base, ahead) };
 }
 
 /// Sizes of a write: memories, tokens, and the widths of raw keys and of values.
@@ -296,28 +192,23 @@ pub(crate) fn write(w: &WriteInputs<'_>, old: Option<&[f32]>, a: &mut [f32], z_n
     memories.enumerate().for_each(|(n, ((a, z_new), kept))| {
         let w = w.memory(n);
         with_scratch([2 * dm, m * dk, m, m, m * d], |[r, phi, den, gamma, x]| {
+            simd!(w.keys(r, phi, den, gamma));
+            let old = old.map(|old| &old[n * dk * d..][..dk * d]);
+            recall(old.unwrap_or(a), phi, x, [dk, d], false, dk * d);
             simd!({
-                w.keys(r, phi, den, gamma);
-                let old = old.map(|old| &old[n * dk * d..][..dk * d]);
-                recall(old.unwrap_or(a), phi, x, dk, d);
                 for (i, (x, v)) in x.chunks_exact_mut(d).zip(w.v.chunks_exact(d)).enumerate() {
                     let (b, scale) = (math::sigmoid(w.beta[i]), 1.0 / den[i]);
                     for (x, v) in x.iter_mut().zip(v) {
                         *x = b * (v - *x * scale);
                     }
                 }
-                for (f, a) in a.chunks_exact_mut(d).enumerate() {
-                    if let Some(old) = old {
-                        a.copy_from_slice(&old[f * d..][..d]);
-                    }
-                    add_rows(a, &phi[f..], dk, x);
-                }
                 z_new.copy_from_slice(w.z);
                 add_rows(z_new, gamma, 1, phi);
-                if let Some(kept) = kept {
-                    kept.copy_from_slice(x);
-                }
             });
+            add_outer(a, old.map_or(From::Itself, From::Old), phi, x, [dk, d], if old.is_some() { dk * d } else { 0 });
+            if let Some(kept) = kept {
+                kept.copy_from_slice(x);
+            }
         });
     });
 }
@@ -338,10 +229,8 @@ pub(crate) fn undo(w: &WriteInputs<'_>, a: &mut [f32], x: &[f32]) {
                     features(k, r, phi);
                     phi.iter_mut().for_each(|p| *p = -*p);
                 }
-                for (f, a) in a.chunks_exact_mut(d).enumerate() {
-                    add_rows(a, &phi[f..], dk, x);
-                }
             });
+            add_outer(a, From::Itself, phi, x, [dk, d], dk * d);
         });
     });
 }
@@ -367,10 +256,11 @@ pub(crate) fn write_backward(w: &WriteInputs<'_>, a: &[f32], out: WriteGradients
         let a = &a[n * dk * d..][..dk * d];
         let lengths = [2 * dm, 2 * dm, m * dk, m, m, m, m * d, m * d, m * dk];
         with_scratch(lengths, |[r, dr, phi, den, gamma, dden, dv, dw, dphi]| {
+            simd!(w.keys(r, phi, den, gamma));
+            // The next A and G are asked for by the two products that take longest.
+            recall(a, phi, dv, [dk, d], false, 0); // w_i = A^T phi_i, for now
+            recall(g, phi, dw, [dk, d], false, 0); // e_i = G^T phi_i, for now
             simd!({
-                w.keys(r, phi, den, gamma);
-                recall(a, phi, dv, dk, d); // w_i = A^T phi_i, for now
-                recall(g, phi, dw, dk, d); // e_i = G^T phi_i, for now
                 for i in 0..m {
                     let (b, scale) = (math::sigmoid(w.beta[i]), 1.0 / den[i]);
                     let row = i * d..(i + 1) * d;
@@ -385,14 +275,14 @@ pub(crate) fn write_backward(w: &WriteInputs<'_>, a: &[f32], out: WriteGradients
                         *dw *= -b * scale;
                     }
                 }
-                // One pass over A and G, a row for all tokens, which then changes G's.
-                for (f, (g, a)) in g.chunks_exact_mut(d).zip(a.chunks_exact(d)).enumerate() {
-                    for (i, (dv, dw)) in dv.chunks_exact(d).zip(dw.chunks_exact(d)).enumerate() {
-                        dphi[i * dk + f] = two_dots((g, dv), (a, dw)) + gamma[i] * h[f] + dden[i] * w.z[f];
+            });
+            dots([Pair { rows: g, others: dv, ahead: 0 }, Pair { rows: a, others: dw, ahead: dk * d }], d, dphi);
+            add_outer(g, From::Itself, phi, dw, [dk, d], dk * d);
+            simd!({
+                for (i, dphi) in dphi.chunks_exact_mut(dk).enumerate() {
+                    for ((dphi, h), z) in dphi.iter_mut().zip(&*h).zip(w.z) {
+                        *dphi += gamma[i] * h + dden[i] * z;
                     }
-                    add_rows(g, &phi[f..], dk, dw);
-                }
-                for (i, dphi) in dphi.chunks_exact(dk).enumerate() {
                     features_backward(&w.k[i * dm..][..dm], dphi, r, dr, &mut dkeys[i * dm..][..dm]);
                 }
                 add_rows(h, dden, 1, phi);

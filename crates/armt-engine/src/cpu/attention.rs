@@ -8,6 +8,7 @@ use std::cell::RefCell;
 
 use rayon::prelude::*;
 
+use super::small_product::{Matrix, multiply};
 use super::{arch, math};
 use crate::ops::Heads;
 
@@ -90,14 +91,6 @@ impl Out {
     }
 }
 
-/// A matrix to read: element (i, j) is at `i * row + j * col`.
-#[derive(Clone, Copy)]
-struct Matrix {
-    ptr: *const f32,
-    row: usize,
-    col: usize,
-}
-
 /// o `[n, tq, H size]` and, if asked for, the log-sum-exp of each row, `[n, H, tq]`.
 pub(crate) fn forward(q: &[f32], k: &[f32], v: &[f32], mask: Option<&[i32]>, l: Layout, o: &mut [f32], lse: Option<&mut [f32]>) {
     let Heads { query, size, .. } = l.heads;
@@ -122,7 +115,7 @@ pub(crate) fn forward(q: &[f32], k: &[f32], v: &[f32], mask: Option<&[i32]>, l: 
                 // SAFETY: the operands are inside their slices by the lengths asserted above, the scratch has the sizes noted; o's
                 // rows of this head belong to this task.
                 unsafe {
-                    multiply([rows, end.next_multiple_of(LANES), size], a, kt.as_ptr(), width, s.as_mut_ptr(), width, false);
+                    multiply([rows, end.next_multiple_of(LANES), size], a, kt.as_ptr(), width, s.as_mut_ptr(), width, None, 0);
                     let mut inverse = [0.0; BLOCK];
                     for i in 0..rows {
                         let s = &mut s[i * width..][..width];
@@ -133,7 +126,7 @@ pub(crate) fn forward(q: &[f32], k: &[f32], v: &[f32], mask: Option<&[i32]>, l: 
                         }
                     }
                     let p = Matrix { ptr: s.as_ptr(), row: width, col: 1 };
-                    multiply([rows, size, end], p, vp.as_ptr(), size, o, o_row, false);
+                    multiply([rows, size, end], p, vp.as_ptr(), size, o, o_row, None, 0);
                     for (i, inverse) in inverse[..rows].iter().enumerate() {
                         for o in std::slice::from_raw_parts_mut(o.add(i * o_row), size) {
                             *o *= inverse;
@@ -184,8 +177,8 @@ pub(crate) fn backward(
                 let lse = &lse[(n * query + h) * l.tq + i0..][..rows];
                 // SAFETY: as in `forward`; dq's rows of this head belong to this task.
                 unsafe {
-                    multiply([rows, padded, size], queries, kt.as_ptr(), width, p.as_mut_ptr(), width, false);
-                    multiply([rows, padded, size], d_out, vt.as_ptr(), width, ds.as_mut_ptr(), width, false);
+                    multiply([rows, padded, size], queries, kt.as_ptr(), width, p.as_mut_ptr(), width, None, 0);
+                    multiply([rows, padded, size], d_out, vt.as_ptr(), width, ds.as_mut_ptr(), width, None, 0);
                     for i in 0..rows {
                         let (o, d_o) = (&o[o_at + i * o_row..][..size], &d_o[o_at + i * o_row..][..size]);
                         let row = Row { s: &mut p[i * width..][..width], seen: i0 + i + offset + 1, end, mask, scale };
@@ -193,9 +186,10 @@ pub(crate) fn backward(
                     }
                     let of_rows = |m: &[f32]| Matrix { ptr: m.as_ptr(), row: width, col: 1 };
                     let of_columns = |m: &[f32]| Matrix { ptr: m.as_ptr(), row: 1, col: width };
-                    multiply([rows, size, end], of_rows(ds), kp.as_ptr(), size, dq.at(q_at), l.q_row, false);
-                    multiply([end, size, rows], of_columns(p), d_out.ptr, o_row, dvp.as_mut_ptr(), size, true);
-                    multiply([end, size, rows], of_columns(ds), queries.ptr, l.q_row, dkp.as_mut_ptr(), size, true);
+                    multiply([rows, size, end], of_rows(ds), kp.as_ptr(), size, dq.at(q_at), l.q_row, None, 0);
+                    let (dv, dk) = (dvp.as_mut_ptr(), dkp.as_mut_ptr());
+                    multiply([end, size, rows], of_columns(p), d_out.ptr, o_row, dv, size, Some(dv), 0);
+                    multiply([end, size, rows], of_columns(ds), queries.ptr, l.q_row, dk, size, Some(dk), 0);
                 }
             }
         }
@@ -232,7 +226,7 @@ fn pack(x: &[f32], stride: usize, rows: usize, size: usize, y: &mut [f32]) {
     }
 }
 
-/// A row of scores on its way to probabilities. A type of its own, as [`Product`] below, and not a closure given to `simd!`: only a method
+/// A row of scores on its way to probabilities. A type of its own, as the products of `small_product`, and not a closure given to `simd!`: only a method
 /// can insist on being inlined into the version compiled for wide vectors.
 struct Row<'a> {
     s: &'a mut [f32],
@@ -324,127 +318,5 @@ impl pulp::NullaryFnOnce for RowBackward<'_> {
         }
         s[seen..end].fill(0.0);
         dp[seen..end].fill(0.0);
-    }
-}
-
-/// c `[m, n]` (+)= a `[m, k]` b `[k, n]`, rows of b and c `b_row` and `c_row` apart.
-///
-/// # Safety
-///
-/// All elements so described must be inside their allocations, and nothing else may touch those of c.
-unsafe fn multiply(sizes: [usize; 3], a: Matrix, b: *const f32, b_row: usize, c: *mut f32, c_row: usize, add: bool) {
-    arch().dispatch(Product { sizes, a, b, b_row, c, c_row, add });
-}
-
-/// What [`multiply`] was asked for.
-struct Product {
-    sizes: [usize; 3],
-    a: Matrix,
-    b: *const f32,
-    b_row: usize,
-    c: *mut f32,
-    c_row: usize,
-    add: bool,
-}
-
-impl pulp::WithSimd for Product {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: pulp::Simd>(self, simd: S) {
-        let [_, n, _] = self.sizes;
-        let mut j = 0;
-        // SAFETY: the columns from j on are inside the product that the caller of `multiply` vouches for.
-        unsafe {
-            while n - j >= 2 * S::F32_LANES {
-                self.columns::<S, 2>(simd, j);
-                j += 2 * S::F32_LANES;
-            }
-            if n - j >= S::F32_LANES {
-                self.columns::<S, 1>(simd, j);
-                j += S::F32_LANES;
-            }
-            self.rest(j);
-        }
-    }
-}
-
-impl Product {
-    /// W vectors of columns, a strip of rows at a time.
-    ///
-    /// # Safety
-    ///
-    /// As for [`multiply`], for the columns from `j` on.
-    #[inline(always)]
-    unsafe fn columns<S: pulp::Simd, const W: usize>(&self, simd: S, j: usize) {
-        let [m, ..] = self.sizes;
-        let mut i = 0;
-        while i < m {
-            // SAFETY: rows i and on, as many as are left.
-            unsafe {
-                i += match m - i {
-                    6.. => self.strip::<S, 6, W>(simd, i, j),
-                    4.. => self.strip::<S, 4, W>(simd, i, j),
-                    2.. => self.strip::<S, 2, W>(simd, i, j),
-                    _ => self.strip::<S, 1, W>(simd, i, j),
-                };
-            }
-        }
-    }
-
-    /// R rows of W vectors, in registers. Returns R.
-    ///
-    /// # Safety
-    ///
-    /// As for [`multiply`], for the R rows from `i` and the W vectors of columns from `j` on.
-    #[inline(always)]
-    #[allow(clippy::needless_range_loop)] // constant bounds, so that all of it stays in registers
-    unsafe fn strip<S: pulp::Simd, const R: usize, const W: usize>(&self, simd: S, i: usize, j: usize) -> usize {
-        let mut sums = [[simd.splat_f32s(0.0); W]; R];
-        // SAFETY: the caller vouches for these rows and columns, and for all k.
-        unsafe {
-            let (a, b) = (self.a.ptr.add(i * self.a.row), self.b.add(j));
-            for x in 0..self.sizes[2] {
-                let mut row = [simd.splat_f32s(0.0); W];
-                for w in 0..W {
-                    row[w] = b.add(x * self.b_row).cast::<S::f32s>().add(w).read_unaligned();
-                }
-                for r in 0..R {
-                    let a = simd.splat_f32s(*a.add(r * self.a.row + x * self.a.col));
-                    for w in 0..W {
-                        sums[r][w] = simd.mul_add_f32s(a, row[w], sums[r][w]);
-                    }
-                }
-            }
-            for r in 0..R {
-                for w in 0..W {
-                    let c = self.c.add((i + r) * self.c_row + j).cast::<S::f32s>().add(w);
-                    let sum = if self.add { simd.add_f32s(c.read_unaligned(), sums[r][w]) } else { sums[r][w] };
-                    c.write_unaligned(sum);
-                }
-            }
-        }
-        R
-    }
-
-    /// The columns from `j` on, fewer than a vector, of odd head sizes.
-    ///
-    /// # Safety
-    ///
-    /// As for [`multiply`], for these columns.
-    #[inline(always)]
-    unsafe fn rest(&self, j: usize) {
-        let [m, n, k] = self.sizes;
-        for (i, j) in (0..m).flat_map(|i| (j..n).map(move |j| (i, j))) {
-            // SAFETY: element (i, j) of the product that the caller vouches for.
-            unsafe {
-                let (a, c) = (self.a.ptr.add(i * self.a.row), self.c.add(i * self.c_row + j));
-                let mut sum = if self.add { *c } else { 0.0 };
-                for x in 0..k {
-                    sum += *a.add(x * self.a.col) * *self.b.add(x * self.b_row + j);
-                }
-                *c = sum;
-            }
-        }
     }
 }

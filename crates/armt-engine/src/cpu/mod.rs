@@ -18,8 +18,10 @@ macro_rules! simd {
 pub(crate) use simd;
 
 pub(crate) mod assoc;
+pub(crate) mod assoc_read;
 pub(crate) mod attention;
 pub(crate) mod cross_entropy;
+pub(crate) mod dpfp;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod math;
@@ -29,6 +31,7 @@ pub(crate) mod optim;
 pub(crate) mod reduce;
 pub(crate) mod rotary;
 pub(crate) mod slice;
+mod small_product;
 pub(crate) mod softmax;
 
 use std::sync::OnceLock;

@@ -3,7 +3,7 @@
 //! One kernel makes the normalised features qn = phi(q) / (z . phi(q) + eps), and a batched product adds qn A to the residual. Dividing
 //! before the product rather than after lets the residual ride in it. qn is made again in the backward pass: it is nu times 2
 //! as wide as q. With bf16 queries on CUDA the product is one of bf16 operands, with A rounded for it; A itself stays f32. A few queries of
-//! many memories, as small segments in training have them, are served by kernels that walk over A once, in f32.
+//! many memories, as small segments in training have them, are served by kernels that walk over A once, in f32, on the CPU too.
 
 use std::ops::Range;
 
@@ -11,7 +11,8 @@ use super::assoc_cut::{Cut, Held};
 use super::dpfp::feature_width;
 use super::matmul::{Linear, Sizes, forward, multiply};
 use super::{cast, cuda_of, to_f32, via_f32};
-use crate::cpu::assoc::{self as cpu, WriteSizes};
+use crate::cpu::assoc::WriteSizes;
+use crate::cpu::assoc_read::{self as cpu, ReadSizes};
 use crate::cuda::CudaDevice;
 use crate::error::{Error, Result};
 use crate::tape::{Backward, Grads, Target, record};
@@ -80,6 +81,10 @@ fn read(
         let launch = cut.launch(cuda, q.dtype(), "read_few")?.arg(q).arg(a).arg(z).arg(residual).arg(&y);
         let launch = launch.arg(t as i32).arg(dm as i32).arg(nu as i32).arg(d as i32);
         launch.arg(cut.buffers as i32).run()?;
+    } else if read.few_on_cpu() {
+        let residual = residual.map(|t| t.read::<f32>(OP)).transpose()?;
+        let (q, a, z) = (q.read::<f32>(OP)?, a.read::<f32>(OP)?, z.read::<f32>(OP)?);
+        cpu::read_few(&q, &a, &z, residual.as_deref(), &mut y.write::<f32>(OP)?, read.widths());
     } else {
         let qn = read.features()?;
         forward(&qn, &read.rounded_memory()?, &Linear { residual, ..Linear::default() }, read.sizes, &y, None)?;
@@ -135,6 +140,15 @@ impl Read {
         Ok(Cut::new(cuda, sizes, held).ok().filter(|cut| cut.splits == 1 && cut.held > 0).map(|cut| (cuda, cut)))
     }
 
+    /// The same on the CPU.
+    fn few_on_cpu(&self) -> bool {
+        cuda_of(&self.q).is_none() && cpu::is_few(self.sizes.batch, self.sizes.m)
+    }
+
+    fn widths(&self) -> ReadSizes {
+        ReadSizes { t: self.sizes.m, dm: self.q.shape().last(), d: self.sizes.n, nu: self.nu }
+    }
+
     /// This part of a gradient of the whole memory, to be added to.
     fn target(&self, target: Target) -> Result<Target> {
         if self.rows.is_some() && !target.accumulate {
@@ -155,7 +169,7 @@ impl Read {
         let dm = q.shape().last();
         let qn = Tensor::uninit([s.batch, s.m, s.k], q.dtype(), q.device())?;
         match cuda_of(q) {
-            None => cpu::read_features(&q.read::<f32>(OP)?, &z.read::<f32>(OP)?, &mut qn.write::<f32>(OP)?, s.m, dm, *nu),
+            None => cpu::read_features(&q.read::<f32>(OP)?, &z.read::<f32>(OP)?, &mut qn.write::<f32>(OP)?, self.widths()),
             Some(cuda) => {
                 let rows = s.batch * s.m;
                 let launch = cuda.kernel("assoc", q.dtype(), "read_features")?.block(32 * ROWS).grid(rows.div_ceil(ROWS), 1, 1);
@@ -174,9 +188,9 @@ impl Read {
         match cuda_of(q) {
             None => {
                 let unwanted = Tensor::uninit(z.shape(), DType::F32, z.device())?;
-                let (dz, accumulate) = dz.unwrap_or((&unwanted, false));
+                let (dz, add) = dz.unwrap_or((&unwanted, false));
                 let (q, z, dqn) = (q.read::<f32>(OP)?, z.read::<f32>(OP)?, dqn.read::<f32>(OP)?);
-                cpu::read_backward(&q, &z, &dqn, &mut dq.write::<f32>(OP)?, &mut dz.write::<f32>(OP)?, accumulate, s.m, dm, *nu);
+                cpu::read_backward(&q, &z, &dqn, &mut dq.write::<f32>(OP)?, (&mut dz.write::<f32>(OP)?, add), self.widths());
             }
             Some(cuda) => {
                 let rows = s.batch * s.m;
@@ -192,6 +206,19 @@ impl Read {
                 }
             }
         }
+        Ok(dq)
+    }
+
+    /// On the CPU: dq, and what is wanted of dA and dz, from dy in one walk over A.
+    fn few_backward(&self, dy: &Tensor, da: Option<&Target>, dz: Option<&Target>) -> Result<Tensor> {
+        let dq = Tensor::uninit(self.q.shape(), DType::F32, self.q.device())?;
+        let unwanted = Tensor::uninit(self.z.shape(), DType::F32, self.z.device())?;
+        let (dz, add) = dz.map_or((&unwanted, false), |t| (&t.tensor, t.accumulate));
+        let (q, a, z, dy) = (self.q.read::<f32>(OP)?, self.a.read::<f32>(OP)?, self.z.read::<f32>(OP)?, dy.read::<f32>(OP)?);
+        let mut da_out = da.map(|t| t.tensor.write::<f32>(OP)).transpose()?;
+        let da = da_out.as_deref_mut().zip(da.map(|t| t.accumulate));
+        let dz = (&mut *dz.write::<f32>(OP)?, add);
+        cpu::read_few_backward((&q, &a, &z, &dy), &mut dq.write::<f32>(OP)?, dz, da, self.widths());
         Ok(dq)
     }
 }
@@ -215,6 +242,13 @@ impl Backward for ReadBackward {
             let launch = launch.arg(t as i32).arg(read.q.shape().last() as i32).arg(read.nu as i32).arg(d as i32);
             let launch = launch.arg(cut.buffers as i32);
             launch.arg(da.is_some_and(|t| t.accumulate)).arg(dz.is_some_and(|t| t.accumulate)).run()?;
+            grads.give(0, dq)?;
+            return if self.has_residual { grads.give(3, dy) } else { Ok(()) };
+        }
+        if read.few_on_cpu() {
+            let da = grads.target(1)?.map(|target| read.target(target)).transpose()?;
+            let dz = grads.target(2)?.map(|target| read.target(target)).transpose()?;
+            let dq = read.few_backward(&dy, da.as_ref(), dz.as_ref())?;
             grads.give(0, dq)?;
             return if self.has_residual { grads.give(3, dy) } else { Ok(()) };
         }

@@ -20,7 +20,7 @@ use std::ops::Range;
 use super::assoc_cut::{Cut, Held};
 use super::assoc_read::{expect_rows, part};
 use super::dpfp::feature_width;
-use super::{copy_of, cuda_of, to_f32, via_f32};
+use super::{cuda_of, to_f32, via_f32};
 use crate::cpu::assoc::{self as cpu, WriteGradients, WriteInputs, WriteSizes};
 use crate::cuda::CudaDevice;
 use crate::error::{Error, Result};
@@ -145,8 +145,14 @@ impl Saved {
     pub(super) fn new(w: AssocWrite<'_>, rows: Option<Range<usize>>, in_place: bool, keep: bool) -> Result<(Self, Tensor, Tensor)> {
         let (old_a, old_z) = (part(w.a, rows.as_ref()), part(w.z, rows.as_ref()));
         let sizes = checked(&AssocWrite { a: &old_a, z: &old_z, ..w })?;
-        let all = rows.as_ref().is_none_or(|rows| rows.len() == w.a.shape()[0]);
-        let fresh = |t: &Tensor| if all { Tensor::uninit(t.shape(), DType::F32, t.device()) } else { copy_of(&t.detach()) };
+        let fresh = |t: &Tensor| {
+            let new = Tensor::uninit(t.shape(), DType::F32, t.device())?;
+            let written = rows.clone().unwrap_or(0..t.shape()[0]);
+            for resting in [0..written.start, written.end..t.shape()[0]].into_iter().filter(|rows| !rows.is_empty()) {
+                new.view_rows(resting.clone()).copy_from(&t.detach().view_rows(resting))?;
+            }
+            Ok::<_, Error>(new)
+        };
         let a = if in_place { w.a.detach() } else { fresh(w.a)? };
         let z = fresh(w.z)?;
         let x = keep.then(|| Tensor::uninit(w.v.shape(), DType::F32, w.v.device())).transpose()?;

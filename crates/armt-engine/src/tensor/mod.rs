@@ -21,6 +21,7 @@ pub use pool::PoolStats;
 pub use shape::{MAX_RANK, Shape};
 pub(crate) use storage::{Read, Storage, Write};
 
+use crate::cpu::elementwise;
 use crate::error::{Error, Result};
 use crate::tape::Node;
 
@@ -130,7 +131,7 @@ impl Tensor {
         self.expect_device_of(OP, "the destination", other)?;
         match self.device() {
             Device::Cpu => match self.dtype {
-                DType::F32 => self.write::<f32>(OP)?.copy_from_slice(&other.read::<f32>(OP)?),
+                DType::F32 => elementwise::map(&other.read::<f32>(OP)?, &mut self.write::<f32>(OP)?, |x| x),
                 DType::BF16 => self.write::<bf16>(OP)?.copy_from_slice(&other.read::<bf16>(OP)?),
                 DType::I32 => self.write::<i32>(OP)?.copy_from_slice(&other.read::<i32>(OP)?),
             },
