@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
+use rayon::prelude::*;
+
 use super::kernels::{HOPPER_ONLY, VARIANTS, options, source_text};
 use super::nvrtc::Nvrtc;
 use crate::error::{Error, Result};
@@ -20,29 +22,30 @@ pub struct KernelCheck {
 }
 
 /// Compiles all kernels for an architecture such as `90a`, with NVRTC from `folder` (a `site-packages` or a library folder) and
-/// the given `ptxas`; files for Hopper alone are left out elsewhere. An error means that the tools could not be used; a kernel's own failure is in its [`KernelCheck`].
+/// the given `ptxas`, as many at a time as there are threads; files for Hopper alone are left out elsewhere. An error means that the tools
+/// could not be used; a kernel's own failure is in its [`KernelCheck`].
 pub fn check_kernels(folder: &Path, ptxas: &Path, arch: &str) -> Result<Vec<KernelCheck>> {
     let nvrtc = Nvrtc::load_from(folder)?;
     let scratch = std::env::temp_dir().join(format!("armt-kernels-{}", std::process::id()));
     std::fs::create_dir_all(&scratch).map_err(|source| Error::Io { path: scratch.clone(), source })?;
-    let mut checks = Vec::new();
-    for (file, dtypes, defines) in VARIANTS {
-        if arch != "90a" && HOPPER_ONLY.contains(file) {
-            continue;
-        }
-        for &dtype in *dtypes {
-            checks.push(check_one(&nvrtc, ptxas, arch, &scratch, file, dtype, defines)?);
-        }
-    }
+    let here = VARIANTS.iter().filter(|(file, ..)| arch == "90a" || !HOPPER_ONLY.contains(file));
+    let variants: Vec<_> =
+        here.flat_map(|(file, dtypes, defines)| dtypes.iter().map(move |dtype| (file, *dtype, defines))).collect();
+    let numbered = variants.par_iter().enumerate();
+    let checks = numbered.map(|(i, (file, dtype, defines))| {
+        let ptx = scratch.join(format!("{i}.ptx"));
+        check_one(&nvrtc, ptxas, arch, &ptx, file, *dtype, defines)
+    });
+    let checks = checks.collect();
     let _ = std::fs::remove_dir_all(&scratch);
-    Ok(checks)
+    checks
 }
 
 fn check_one(
     nvrtc: &Nvrtc,
     ptxas: &Path,
     arch: &str,
-    scratch: &Path,
+    ptx_file: &Path,
     file: &str,
     dtype: DType,
     defines: &[(&'static str, usize)],
@@ -57,13 +60,12 @@ fn check_one(
         }
         Err(e) => return Err(e),
     };
-    let path = scratch.join("kernel.ptx");
     let text = ptx.strip_suffix(b"\0").unwrap_or(&ptx);
-    std::fs::write(&path, text).map_err(|source| Error::Io { path: path.clone(), source })?;
+    std::fs::write(ptx_file, text).map_err(|source| Error::Io { path: ptx_file.into(), source })?;
     let output = Command::new(ptxas)
         .args(["-v", &format!("-arch=sm_{arch}"), "-o"])
-        .arg(scratch.join("kernel.cubin"))
-        .arg(&path)
+        .arg(ptx_file.with_extension("cubin"))
+        .arg(ptx_file)
         .output()
         .map_err(|source| Error::Io { path: ptxas.into(), source })?;
     let report = String::from_utf8_lossy(&output.stderr).into_owned();
