@@ -61,24 +61,31 @@ struct BabilongArgs {
     /// Equal seeds give equal samples.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// New stories by the rules of the published ones instead of these.
-    #[arg(long)]
-    simulated: bool,
     /// Which files of bAbI, and which of the project's books.
     #[arg(long, value_enum, default_value_t = SplitKind::Test)]
     split: SplitKind,
-    /// Folder of books as .txt files, in place of the project's.
-    #[arg(long, value_name = "DIR")]
-    books: Option<PathBuf>,
-    /// Folder of bAbI files, in place of the project's.
-    #[arg(long, value_name = "DIR", conflicts_with = "simulated")]
-    babi: Option<PathBuf>,
+    #[command(flatten)]
+    sources: SourceArgs,
     /// Folder of a tokenizer with <|endoftext|>, in place of GPT-2's.
     #[arg(long, value_name = "DIR")]
     bpe: Option<PathBuf>,
     /// File to write, - for standard output.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
+}
+
+/// Where stories and background come from.
+#[derive(Args)]
+pub struct SourceArgs {
+    /// New stories by the rules of the published ones instead of these.
+    #[arg(long)]
+    pub simulated: bool,
+    /// Folder of books as .txt files, in place of the project's.
+    #[arg(long, value_name = "DIR")]
+    pub books: Option<PathBuf>,
+    /// Folder of bAbI files, in place of the project's.
+    #[arg(long, value_name = "DIR", conflicts_with = "simulated")]
+    pub babi: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -94,7 +101,7 @@ pub fn run(args: &DataArgs) -> Result<ExitCode> {
     if to_file {
         expect_place(&args.out)?;
     }
-    let of = |task: &Task| open_stories(*task, args.seed, args.simulated, args.split(), args.babi.as_deref());
+    let of = |task: &Task| open_stories(*task, args.seed, args.sources.simulated, args.split(), args.sources.babi.as_deref());
     let stories = args.questions.iter().map(of).collect::<Result<Vec<_>>>()?;
     let babilong = args.open()?;
     let stop = stop_on_signals()?;
@@ -156,7 +163,7 @@ impl BabilongArgs {
 
     fn open(&self) -> Result<Babilong> {
         let bpe = find_data(Data::Bpe, self.bpe.as_deref()).context("--bpe DIR names a folder of a tokenizer")?;
-        open_samples(find_tokenizer(&bpe)?, self.split(), self.books.as_deref())
+        open_samples(find_tokenizer(&bpe)?, self.split(), self.sources.books.as_deref())
     }
 
     /// Writes all samples beside the file and renames that, so that a file of its name is always whole.

@@ -15,7 +15,7 @@ use armt::text::Tokenizer;
 use clap::Args;
 
 use super::{EvalArgs, first_given};
-use crate::data::{find_tokenizer, open_samples, open_stories};
+use crate::data::{SourceArgs, find_tokenizer, open_samples, open_stories};
 use crate::progress::Meter;
 use crate::train::stop_on_signals;
 
@@ -37,21 +37,14 @@ pub struct BabilongArgs {
     /// Count also what is right by the benchmark's rule: the right label and no other in the first sentence of the answer.
     #[arg(long)]
     label_match: bool,
-    /// New stories by the rules of the published ones instead of these.
-    #[arg(long)]
-    simulated: bool,
     /// Put background in the place of the facts: a model that still answers has not read them.
     #[arg(long, conflicts_with = "shuffled")]
     without_facts: bool,
     /// Tell the facts in an order that is drawn.
     #[arg(long)]
     shuffled: bool,
-    /// Folder of books as .txt files, in place of the project's.
-    #[arg(long, value_name = "DIR")]
-    books: Option<PathBuf>,
-    /// Folder of bAbI files, in place of the project's.
-    #[arg(long, value_name = "DIR", conflicts_with = "simulated")]
-    babi: Option<PathBuf>,
+    #[command(flatten)]
+    sources: SourceArgs,
     /// Folder of the tokenizer, if it is not in the model's.
     #[arg(long, value_name = "DIR")]
     bpe: Option<PathBuf>,
@@ -62,12 +55,14 @@ pub struct BabilongArgs {
 
 pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     let own = &args.babilong;
-    let stories =
-        own.tasks().into_iter().map(|task| open_stories(task, args.seed, own.simulated, Split::Test, own.babi.as_deref()));
+    let stories = own
+        .tasks()
+        .into_iter()
+        .map(|task| open_stories(task, args.seed, own.sources.simulated, Split::Test, own.sources.babi.as_deref()));
     let stories = stories.collect::<Result<Vec<_>>>()?;
     let lengths = own.lengths();
     let (tokenizer, missing) = own.tokenizer(&args.model)?;
-    let babilong = open_samples(tokenizer, Split::Test, own.books.as_deref())?;
+    let babilong = open_samples(tokenizer, Split::Test, own.sources.books.as_deref())?;
     for stories in &stories {
         for length in lengths.iter().filter(|l| l.0 < CROWDED) {
             babilong.draw(stories, *length, 0)?;
@@ -110,11 +105,11 @@ impl BabilongArgs {
             ("--questions", self.questions.is_some()),
             ("--lengths", self.lengths.is_some()),
             ("--label-match", self.label_match),
-            ("--simulated", self.simulated),
+            ("--simulated", self.sources.simulated),
             ("--without-facts", self.without_facts),
             ("--shuffled", self.shuffled),
-            ("--books", self.books.is_some()),
-            ("--babi", self.babi.is_some()),
+            ("--books", self.sources.books.is_some()),
+            ("--babi", self.sources.babi.is_some()),
             ("--bpe", self.bpe.is_some()),
             ("--csv", self.csv.is_some()),
         ])
@@ -156,14 +151,14 @@ impl BabilongArgs {
             dtype: model.dtype().to_string(),
             device: model.device().to_string(),
             label_match: self.label_match,
-            simulated: self.simulated,
+            simulated: self.sources.simulated,
             facts: match (self.without_facts, self.shuffled) {
                 (true, _) => Facts::LeftOut,
                 (_, true) => Facts::Shuffled,
                 _ => Facts::Told,
             },
-            books: text(&self.books),
-            babi: text(&self.babi),
+            books: text(&self.sources.books),
+            babi: text(&self.sources.babi),
             bpe: text(&self.bpe),
         })
     }

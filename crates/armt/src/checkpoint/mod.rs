@@ -101,15 +101,7 @@ impl Model {
     /// meant for weights that are not at hand.
     pub fn convert_random(folder: &Path, memory: MemoryConfig, segment_size: usize, seed: u64, device: &Device) -> Result<Self> {
         let backbone: Value = read_json(&folder.join("config.json"), "a Hugging Face configuration")?;
-        let config = Config {
-            model_type: ModelType::Armt,
-            segment_size,
-            segment_alignment: Alignment::default(),
-            after_question: None,
-            memory,
-            backbone,
-        };
-        Model::fresh(config, seed, DType::F32, device)
+        Model::fresh(wrapped(backbone, memory, segment_size), seed, DType::F32, device)
     }
 
     /// Wraps a Hugging Face folder's backbone with a fresh memory, initialised as the authors do.
@@ -148,14 +140,19 @@ fn plain(backbone: Value) -> Result<Config> {
     let context = ["n_positions", "max_position_embeddings"].iter().find_map(|k| backbone.get(k)?.as_u64());
     let segment_size = context.ok_or_else(|| Error::config("n_positions", "the length of the context", "nothing"))? as usize;
     let memory = MemoryConfig::None { sliding_window: false };
-    Ok(Config {
+    Ok(wrapped(backbone, memory, segment_size))
+}
+
+/// A backbone with a memory.
+fn wrapped(backbone: Value, memory: MemoryConfig, segment_size: usize) -> Config {
+    Config {
         model_type: ModelType::Armt,
         segment_size,
         segment_alignment: Alignment::default(),
         after_question: None,
         memory,
         backbone,
-    })
+    }
 }
 
 /// Standard deviation of values.
