@@ -69,7 +69,6 @@ fn a_report_goes_on_with_missing_cells_to_the_same_file() {
     assert_eq!(read(&place.path("whole.json")), read(&place.path("parts.json")));
     let before = read(&place.path("whole.json"));
     for (more, part) in [
-        ("--samples 3", "(samples 2, now 3)"),
         ("--samples 2 --seed 1", "(seed 0, now 1)"),
         ("--samples 2 --batch 1", "(batch 16, now 1)"),
         ("--samples 2 --shuffled", "(facts \"told\", now \"shuffled\")"),
@@ -78,6 +77,13 @@ fn a_report_goes_on_with_missing_cells_to_the_same_file() {
         assert!(said.contains("whole.json: it has results of other settings") && said.contains(part), "{said}");
     }
     assert_eq!(read(&place.path("whole.json")), before);
+    // A cell stays if it has as many samples as are asked for, and is judged again if it has fewer.
+    place.good(&eval("--questions qa1 --lengths 0k --samples 1 --out whole.json"));
+    assert_eq!(read(&place.path("whole.json")), before);
+    place.good(&eval("--questions qa1 --lengths 0k --samples 3 --out whole.json"));
+    let report: serde_json::Value = serde_json::from_str(&read(&place.path("whole.json"))).unwrap();
+    let samples: Vec<_> = report["cells"].as_array().unwrap().iter().map(|c| c["samples"].as_u64().unwrap()).collect();
+    assert_eq!(samples, [3, 2, 2, 2]);
 }
 
 /// Ctrl-C within a long cell: the cells before it are kept, and the same command finishes the work.

@@ -167,7 +167,6 @@ fn settings() -> Settings {
     Settings {
         model: "m".into(),
         fingerprint: "f".into(),
-        samples: 10,
         seed: 0,
         batch: 4,
         dtype: "f32".into(),
@@ -207,7 +206,6 @@ fn a_report_is_the_same_in_whatever_order_its_cells_came_and_survives_its_file()
     let text = std::fs::read_to_string(&path).unwrap();
     assert!(text.contains(r#""task": "babilong""#) && text.contains(r#""length": "16k""#) && text.contains(r#""task": "qa10""#));
     for (other, part) in [
-        (Settings { samples: 20, ..settings() }, "(samples 10, now 20)"),
         (Settings { fingerprint: "g".into(), ..settings() }, r#"(fingerprint "f", now "g")"#),
         (Settings { facts: Facts::LeftOut, ..settings() }, r#"(facts "told", now "left_out")"#),
         (Settings { books: Some("b".into()), ..settings() }, r#"(books null, now "b")"#),

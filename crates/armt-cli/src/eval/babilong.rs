@@ -145,7 +145,6 @@ impl BabilongArgs {
         Ok(Settings {
             model: args.model.display().to_string(),
             fingerprint: model.fingerprint()?,
-            samples: args.samples.unwrap_or(SAMPLES),
             seed: args.seed,
             batch: args.batch.unwrap_or(BATCH),
             dtype: model.dtype().to_string(),
@@ -175,11 +174,11 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Judges a cell that is not in the report yet, or whose answers are to be written and are not, and keeps it.
+    /// Judges a cell that is not in the report yet with so many samples, or whose answers are to be written and are not, and keeps it.
     fn cell(&mut self, judge: &mut Judge<'_>, stories: &Stories, length: Length) -> Result<()> {
         let task = stories.task();
         let answers = self.args.babilong.csv.as_deref().filter(|folder| !csv::file(folder, task, length).exists());
-        let known = self.report.cell(task, length).filter(|_| answers.is_none()).cloned();
+        let known = self.report.cell(task, length).filter(|c| answers.is_none() && c.samples >= self.samples()).cloned();
         let cell = match known {
             Some(cell) => cell,
             None => {
@@ -198,8 +197,12 @@ impl Run<'_> {
         show(&cell, self.shown == 1)
     }
 
+    fn samples(&self) -> usize {
+        self.args.samples.unwrap_or(SAMPLES)
+    }
+
     fn judge(&self, judge: &mut Judge<'_>, stories: &Stories, length: Length) -> Result<Vec<Answered>> {
-        let Settings { samples, facts, .. } = self.report.settings;
+        let (samples, facts) = (self.samples(), self.report.settings.facts);
         // What the facts of 0k take is not known beforehand: there, samples are counted.
         let tokens = (length.0 as u64).saturating_mul(samples as u64);
         let mut meter = Meter::new(Some(if tokens > 0 { tokens } else { samples as u64 }), 0);

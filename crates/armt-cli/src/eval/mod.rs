@@ -26,7 +26,8 @@ Stored pairs are those that a memory would need to answer as often if it guessed
 babilong: the facts of a bAbI story among sentences of books, as `armt data babilong` writes them, and a question. The answer is right if
 it is the right word to the letter: greedy, at most 10 tokens, cut at <|endoftext|>. Samples are tokenised by the model's own tokenizer.
 
-The report is written anew after each line. Ctrl-C keeps the lines so far; with babilong the same command goes on with the others.";
+The report is written anew after each line. Ctrl-C keeps the lines so far; with babilong the same command goes on with the others, and
+one with other lengths, or with more samples for some of them, adds to it.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLE)]

@@ -180,7 +180,7 @@ pub fn table(models: &[Judged]) -> String {
     lines[0].extend(["samples".into(), "seeds".into()]);
     lines.push(vec!["---".into(); lines[0].len()]);
     for model in models {
-        let samples = sorted(model.reports.iter().map(|r| r.settings.samples));
+        let samples = sorted(model.reports.iter().flat_map(|r| r.cells.iter().map(|c| c.samples)));
         let ends = [samples.iter().map(usize::to_string).collect::<Vec<_>>().join(", "), model.reports.len().to_string()];
         let mut row = |task: String, shares: Vec<Option<f64>>| {
             let shares = shares.into_iter().map(percent);

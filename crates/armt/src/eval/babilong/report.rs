@@ -36,8 +36,6 @@ pub struct Settings {
     pub model: String,
     /// The model's fingerprint: another one in the same folder is another model.
     pub fingerprint: String,
-    /// Samples of each cell.
-    pub samples: usize,
     /// Seed of the samples.
     pub seed: u64,
     /// Samples side by side.
