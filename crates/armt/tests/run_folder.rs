@@ -53,7 +53,7 @@ fn run_with_a_checkpoint() -> TempDir {
 
 fn save(run: &RunFolder, step: u64) {
     let (model, optimizer) = trained(step);
-    run.save_last(&model, &optimizer, &state(step)).unwrap();
+    run.save_last(&model, &optimizer, None, &state(step)).unwrap();
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -80,7 +80,7 @@ fn a_checkpoint_comes_back_to_the_bit() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunFolder::create(&dir.path().join("runs/first")).unwrap();
     let (model, optimizer) = trained(1);
-    run.save_last(&model, &optimizer, &state(1)).unwrap();
+    run.save_last(&model, &optimizer, None, &state(1)).unwrap();
     run.save_best(&model).unwrap();
     assert_eq!(names(run.path()), ["best", "last", "log.jsonl"]);
     assert_eq!(names(&run.last_folder()), ["config.json", "model.safetensors", "optimizer.safetensors", "state.json"]);
@@ -226,7 +226,7 @@ fn weights_that_are_not_finite_do_not_replace_a_checkpoint() {
     let mut values = embed.value().to_vec::<f32>().unwrap();
     values[7] = f32::NAN;
     embed.set(&Tensor::from_slice(&values, embed.value().shape(), &Device::cpu()).unwrap()).unwrap();
-    let error = run.save_last(&model, &optimizer, &state(2)).unwrap_err().to_string();
+    let error = run.save_last(&model, &optimizer, None, &state(2)).unwrap_err().to_string();
     assert!(error.contains("wte") && error.contains("NaN"), "{error}");
     assert!(run.save_best(&model).is_err());
     assert_eq!(run.load_state::<State>().unwrap(), state(1));

@@ -285,6 +285,72 @@ fn ten_losses_are_the_same_under_every_schedule() {
     }
 }
 
+/// Texts that go on where those before them ended, some steps between that do not, two lengths: by hand, and in steps that are recorded
+/// and replayed on a GPU.
+#[test]
+fn texts_go_on_from_the_memory_that_those_before_them_left() {
+    let learner = |device: &Device| {
+        let config = small::config("gpt2", 3, memories().remove(0), 4, Alignment::Left);
+        let model = small::model_of_spread(config, 8, 0.1, device);
+        let settings = Settings { eps: 1e-3, ..Settings::default() };
+        let group = Group { params: model.params().into_iter().cloned().collect(), weight_decay: 0.01, rate: 1.0 };
+        (model, AdamW::new(vec![group], settings).unwrap())
+    };
+    let example = |step: u64| {
+        let batch = tokens(3, 12 + 4 * (step as usize % 2), step);
+        let targets = Targets::shifted(&batch.ids, None, 3);
+        Example { batch, targets }
+    };
+    let onward = |step: u64| step % 5 != 3;
+    for backprop in [Backprop::default(), Backprop { unwind: true, ..Backprop::default() }] {
+        let (model, mut optimizer) = learner(&Device::cpu());
+        let mut memory = MemoryState::empty(&model, 3).unwrap();
+        let by_hand = (0..12).map(|step| {
+            let (Example { batch, targets }, tape) = (example(step), Tape::new());
+            let empty = MemoryState::empty(&model, 3).unwrap();
+            let state = if onward(step) { &memory } else { &empty };
+            let (loss, after) = model.loss(&tape, &batch, &targets, state, Choice::Sequential, Backprop::default()).unwrap();
+            optimizer.zero_grad().unwrap();
+            tape.backward(&loss).unwrap();
+            optimizer.step(1e-3).unwrap();
+            if onward(step) {
+                memory = after.detach();
+            }
+            loss.item().unwrap()
+        });
+        let by_hand: Vec<f32> = by_hand.collect();
+        let stepped = |device: &Device| -> Vec<f32> {
+            let (model, optimizer) = learner(device);
+            let mut stepper = Stepper::new(&model, optimizer, backprop, Choice::Auto).unwrap();
+            let step = |step| {
+                let example = example(step);
+                if onward(step) { stepper.step_onward(&example, 1e-3) } else { stepper.step(&example, 1, 1e-3) }
+            };
+            (0..12).map(step).collect::<armt::Result<_>>().unwrap()
+        };
+        let mut others = vec![stepped(&Device::cpu())];
+        match Device::cuda(0) {
+            Ok(cuda) => others.push(stepped(&cuda)),
+            Err(why) => println!("not on the GPU: {why}"),
+        }
+        for other in others {
+            for (a, b) in by_hand.iter().zip(&other) {
+                assert!((a - b).abs() < 1e-3 * a.abs(), "{other:?} instead of {by_hand:?}");
+            }
+        }
+        // What was carried matters.
+        let (model, optimizer) = learner(&Device::cpu());
+        let mut stepper = Stepper::new(&model, optimizer, backprop, Choice::Auto).unwrap();
+        let empty: Vec<f32> = (0..12).map(|step| stepper.step(&example(step), 1, 1e-3).unwrap()).collect();
+        assert!(by_hand.iter().zip(&empty).any(|(a, b)| (a - b).abs() > 1e-3 * a.abs()), "{by_hand:?}, {empty:?}");
+        assert!(stepper.step_onward(&Example { batch: tokens(3, 12, 0), ..example(0) }, 1e-3).is_ok());
+        let other = tokens(2, 12, 0);
+        let targets = Targets::shifted(&other.ids, None, 2);
+        let error = stepper.step_onward(&Example { batch: other, targets }, 1e-3).unwrap_err().to_string();
+        assert!(error.contains("3 text(s) side by side, but 2 came"), "{error}");
+    }
+}
+
 #[test]
 fn bf16_weights_give_nearly_the_same_losses() {
     let config = small::config("llama", 2, memories().remove(0), 4, Alignment::Left);

@@ -71,20 +71,26 @@ fn log(path: &Path) -> Vec<Value> {
 #[test]
 fn a_resumed_run_gives_the_numbers_of_an_unbroken_one() {
     let dir = tempfile::tempdir().unwrap();
-    let whole = dir.path().join("whole");
-    assert!(matches!(run(&whole, false, u64::MAX, &[]).unwrap(), Ending::Finished { .. }));
-    assert_eq!(log(&whole).iter().filter(|l| l.get("loss").is_some()).count(), 12);
-    // Broken within a stage, at a validation, at a stage's end, and within the second stage.
-    for at in [2, 3, 7, 9] {
-        let broken = dir.path().join(format!("broken-{at}"));
-        assert_eq!(run(&broken, false, at, &[]).unwrap(), Ending::Stopped, "{at}");
-        assert!(matches!(run(&broken, true, u64::MAX, &[]).unwrap(), Ending::Finished { .. }));
-        for file in ["last/model.safetensors", "best/model.safetensors"] {
-            let read = |run: &Path| std::fs::read(run.join(file)).unwrap();
-            assert!(read(&whole) == read(&broken), "{file} differs after a break at {at}");
+    let mut logs = Vec::new();
+    // From an empty memory, and some texts from the memory of those before.
+    for (name, changes) in [("empty", vec![]), ("carried", vec!["stage.1.carry=0.6".to_string()])] {
+        let whole = dir.path().join(format!("{name}-whole"));
+        assert!(matches!(run(&whole, false, u64::MAX, &changes).unwrap(), Ending::Finished { .. }));
+        assert_eq!(log(&whole).iter().filter(|l| l.get("loss").is_some()).count(), 12);
+        // Broken within a stage, at a validation, at a stage's end, and within the second stage.
+        for at in [2, 3, 7, 9] {
+            let broken = dir.path().join(format!("{name}-broken-{at}"));
+            assert_eq!(run(&broken, false, at, &changes).unwrap(), Ending::Stopped, "{at}");
+            assert!(matches!(run(&broken, true, u64::MAX, &changes).unwrap(), Ending::Finished { .. }));
+            for file in ["last/model.safetensors", "best/model.safetensors"] {
+                let read = |run: &Path| std::fs::read(run.join(file)).unwrap();
+                assert!(read(&whole) == read(&broken), "{file} differs after a break at {at}");
+            }
+            assert_eq!(log(&whole), log(&broken), "broken at {at}");
         }
-        assert_eq!(log(&whole), log(&broken), "broken at {at}");
+        logs.push(log(&whole));
     }
+    assert_ne!(logs[0], logs[1]);
 }
 
 #[test]

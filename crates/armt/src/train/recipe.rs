@@ -245,6 +245,10 @@ pub struct Stage {
     /// Each batch has a random number of pairs, from 1 to `pairs`, or of segments; above 25, one of 25 numbers.
     #[serde(default)]
     pub vary: bool,
+    /// Share of the steps whose texts go on from the memory that the last such step left, instead of an empty one: the memory of a
+    /// very long text, without reading it in one step. Only an associative memory can be carried on.
+    #[serde(default)]
+    pub carry: f64,
     /// The stage ends when validation reaches this exact match.
     #[serde(default = "perfect")]
     pub until: f64,
@@ -357,6 +361,15 @@ impl Recipe {
         if !stage.batch.is_multiple_of(stage.accumulate) {
             let divisor = format!("a divisor of the batch of {}", stage.batch);
             return Err(Error::config("accumulate", &divisor, stage.accumulate));
+        }
+        if !(0.0..=1.0).contains(&stage.carry) {
+            return Err(Error::config("carry", "a share from 0 to 1", stage.carry));
+        }
+        if stage.carry > 0.0 && stage.accumulate > 1 {
+            return Err(Error::config("accumulate", "1 where memories are carried on", stage.accumulate));
+        }
+        if stage.carry > 0.0 && self.memory.as_ref().is_some_and(|m| !matches!(m, MemoryConfig::Associative(_))) {
+            return Err(Error::config("carry", "0 with a memory that is not associative", stage.carry));
         }
         if self.task.setting != TaskKind::Babilong {
             let (task, pairs) = self.retrieval(stage)?;
@@ -523,6 +536,10 @@ steps = 20
         refused(&RECIPE.replace("pairs = 20\nkey_size = 2", "pairs = 20"), &["stage 2", "line 13", "16", "20"]);
         refused(&RECIPE.replace("steps = 10", "steps = 0"), &["stage 1", "steps"]);
         refused(&format!("{RECIPE}questions = 0"), &["stage 2 (line 13)", "questions"]);
+        refused(&format!("{RECIPE}carry = 1.5"), &["stage 2 (line 13)", "carry", "from 0 to 1"]);
+        refused(&format!("{RECIPE}carry = 0.5\naccumulate = 2"), &["stage 2 (line 13)", "accumulate", "carried on"]);
+        let rmt = RECIPE.replace("associative", "rmt").replace("d_mem = 32\n", "");
+        refused(&format!("{rmt}carry = 0.5"), &["stage 2 (line 12)", "carry", "not associative"]);
         refused(&RECIPE.replace("setting = \"remember\"", "setting = \"forget\""), &["forget"]);
         refused("seed = 1", &["task"]);
         refused(&RECIPE.replace("[memory]\nkind = \"associative\"\ntokens = 4\nd_mem = 32\n", ""), &["memory: expected", "none"]);

@@ -3,7 +3,7 @@
 //! ```text
 //! log.jsonl                 one JSON object a line
 //! events.out.tfevents.*     the same for TensorBoard
-//! last/                     config.json, model.safetensors, optimizer.safetensors, state.json
+//! last/                     config.json, model.safetensors, optimizer.safetensors, state.json; memory.safetensors where texts go on from one
 //! best/                     config.json, model.safetensors
 //! ```
 //!
@@ -27,12 +27,14 @@ use serde_json::Value;
 
 use crate::checkpoint::write_beside;
 use crate::error::{Error, Result};
+use crate::memory::MemoryState;
 use crate::model::Model;
 use crate::text::Tokenizer;
 
 const LOG: &str = "log.jsonl";
 const LAST: &str = "last";
 const BEST: &str = "best";
+const MEMORY: &str = "memory.safetensors";
 
 /// A run's folder, open for writing.
 pub struct RunFolder {
@@ -130,14 +132,16 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Replaces the latest checkpoint: model in f32, optimizer, and whatever else the run needs to go on. If it fails, or the process
-    /// dies in it, the one before stays. Numbers that are not finite are refused, as loading would refuse them.
-    pub fn save_last(&self, model: &Model, optimizer: &AdamW, state: &impl Serialize) -> Result<()> {
+    /// Replaces the latest checkpoint: model in f32, optimizer, the memory that texts go on from, and whatever else the run needs to go
+    /// on. If it fails, or the process dies in it, the one before stays. Numbers that are not finite are refused, as loading would refuse
+    /// them.
+    pub fn save_last(&self, model: &Model, optimizer: &AdamW, memory: Option<&MemoryState>, state: &impl Serialize) -> Result<()> {
         self.replace(LAST, |folder| {
             self.save_model(model, folder)?;
             let path = folder.join("optimizer.safetensors");
             optimizer.save(&path)?;
             expect_finite(&path)?;
+            memory.map_or(Ok(()), |memory| memory.save(&folder.join(MEMORY), model))?;
             let path = folder.join("state.json");
             let text = serde_json::to_string_pretty(state).map_err(|e| Error::file(&path, e))?;
             write_beside(&path, text.as_bytes())
@@ -164,6 +168,12 @@ impl RunFolder {
         let path = self.last_folder().join("state.json");
         let bytes = std::fs::read(&path).map_err(io(&path))?;
         serde_json::from_slice(&bytes).map_err(|e| Error::file(&path, format!("expected the state of a run, got {e}")))
+    }
+
+    /// The memory that the latest checkpoint was saved with, if it has one: of `model`, with the checkpoint's weights.
+    pub fn load_memory(&self, model: &Model) -> Result<Option<MemoryState>> {
+        let path = self.last_folder().join(MEMORY);
+        path.exists().then(|| MemoryState::load(&path, model)).transpose()
     }
 
     fn replace(&self, name: &str, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {

@@ -134,11 +134,16 @@ pub fn train(
         let mut optimizer = optimizer(recipe, &model)?;
         if progress.total == 0 {
             // So that a run that dies early can be resumed too.
-            folder.save_last(&model, &optimizer, &progress)?;
+            folder.save_last(&model, &optimizer, None, &progress)?;
         } else if progress.step > 0 {
             optimizer.restore(&folder.last_folder().join("optimizer.safetensors"))?;
         }
-        let stepper = Stepper::new(&model, optimizer, recipe.backprop, Choice::Auto)?;
+        let mut stepper = Stepper::new(&model, optimizer, recipe.backprop, Choice::Auto)?;
+        if progress.step > 0
+            && let Some(memory) = folder.load_memory(&model)?
+        {
+            stepper.go_on_from(&memory)?;
+        }
         let lessons = material.lessons(recipe, stage)?;
         let name = lessons.name();
         let (lessons, name, events) = (&*lessons, name.as_str(), &mut events);
@@ -154,7 +159,7 @@ pub fn train(
             return Ok(Ending::Finished { exact_match });
         }
         model.set_weights(&best)?;
-        folder.save_last(&model, &self::optimizer(recipe, &model)?, &progress)?;
+        folder.save_last(&model, &self::optimizer(recipe, &model)?, None, &progress)?;
         weights = Some(best);
     }
     Ok(Ending::Finished { exact_match: progress.best })
@@ -215,7 +220,12 @@ impl StageRun<'_> {
             let example = example?;
             let rate = schedule.rate(progress.step);
             let step_start = Instant::now();
-            let loss = self.stepper.step(&example, self.stage.accumulate, rate)?;
+            let onward = seed(self.recipe, 3, progress.stage, progress.step).uniform() < self.stage.carry;
+            let loss = if onward {
+                self.stepper.step_onward(&example, rate)?
+            } else {
+                self.stepper.step(&example, self.stage.accumulate, rate)?
+            };
             // The loss is read back, so the device has done all of it.
             let seconds = step_start.elapsed().as_secs_f64();
             if !loss.is_finite() || loss > EXPLODED {
@@ -306,7 +316,7 @@ impl StageRun<'_> {
     }
 
     fn save(&self, progress: &Progress) -> Result<()> {
-        self.folder.save_last(self.model, self.stepper.optimizer(), progress)
+        self.folder.save_last(self.model, self.stepper.optimizer(), self.stepper.memory(), progress)
     }
 }
 
