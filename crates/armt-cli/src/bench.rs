@@ -56,6 +56,9 @@ pub struct BenchArgs {
     /// Training in f32 unwinds the memory on the way back instead of keeping each segment's, as it does in bf16.
     #[arg(long)]
     unwind: bool,
+    /// Parts that a training step's batch is computed in, their gradients added.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    accumulate: usize,
     /// Where to write the figures as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -84,7 +87,8 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let machine = machine(&device)?;
     crate::say(format_args!("{machine}, {dtype}"))?;
     let backprop = Backprop { recompute: args.recompute, unwind: args.unwind, truncate: 0 };
-    let way = Way { repeats: args.repeats, schedule: args.schedule, backprop, check: args.check };
+    let (repeats, schedule, accumulate) = (args.repeats, args.schedule, args.accumulate);
+    let way = Way { repeats, schedule, backprop, accumulate, check: args.check };
     let mut figures = Figures { machine, timings: Vec::new() };
     for workload in &workloads {
         let timing = measure(workload, way, (dtype, &device), &mut |_| ControlFlow::Continue(()))?;

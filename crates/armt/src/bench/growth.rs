@@ -155,6 +155,7 @@ mod tests {
             schedule: schedule.into(),
             recompute: false,
             unwind: false,
+            accumulate: 1,
             seconds: vec![1.0],
             tokens_per_second: rate,
             ms_per_step: 1000.0,

@@ -138,6 +138,8 @@ pub struct Way {
     pub schedule: Choice,
     /// How gradients go back.
     pub backprop: Backprop,
+    /// Parts that a step's batch is computed in.
+    pub accumulate: usize,
     /// Whether the results are compared with those of the plain twins.
     pub check: bool,
 }
@@ -156,6 +158,9 @@ pub struct Timing {
     pub recompute: bool,
     /// Whether the memory was unwound on the way back.
     pub unwind: bool,
+    /// Parts that a step's batch was computed in.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub accumulate: usize,
     /// Seconds of each repetition, in their order.
     pub seconds: Vec<f64>,
     /// Text tokens in a second, at the median.
@@ -176,6 +181,14 @@ pub struct Timing {
     pub agreement: Option<Agreement>,
 }
 
+fn one() -> usize {
+    1
+}
+
+fn is_one(n: &usize) -> bool {
+    *n == 1
+}
+
 /// Runs a workload: twice for warming up, then as often as asked for. `each` hears of every repetition's seconds and may end it.
 pub fn run(
     workload: &Workload,
@@ -183,9 +196,12 @@ pub fn run(
     (dtype, device): (DType, &Device),
     each: &mut dyn FnMut(f64) -> ControlFlow<()>,
 ) -> Result<Timing> {
-    let Way { repeats, schedule, backprop, check } = way;
+    let Way { repeats, schedule, backprop, accumulate, check } = way;
     if repeats == 0 {
         return Err(Error::Argument("expected at least one repetition, got 0".into()));
+    }
+    if workload.work == Work::Train && (accumulate == 0 || !workload.batch.is_multiple_of(accumulate)) {
+        return Err(Error::Argument(format!("expected parts that divide the batch of {}, got {accumulate}", workload.batch)));
     }
     let start = Instant::now();
     let model = model(workload, dtype, device)?;
@@ -204,7 +220,7 @@ pub fn run(
             let optimizer = AdamW::new(vec![Group { params, weight_decay: 0.01, rate: 1.0 }], Settings::default())?;
             let mut stepper = Stepper::new(&model, optimizer, backprop, schedule)?;
             let example = example(workload, &ids);
-            Box::new(move |_| stepper.step(&example, 1, 1e-4).map(|_| ()))
+            Box::new(move |_| stepper.step(&example, accumulate, 1e-4).map(|_| ()))
         }
     };
     repeat(true)?;
@@ -230,6 +246,7 @@ pub fn run(
         schedule: schedule.schedule(&model)?.name().into(),
         recompute: backprop.recompute,
         unwind: backprop.unwinds(dtype),
+        accumulate,
         seconds,
         tokens_per_second: workload.text_tokens() as f64 / median,
         ms_per_step: 1e3 * median,
