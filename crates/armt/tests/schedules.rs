@@ -5,6 +5,8 @@
 
 mod small;
 
+use std::sync::Mutex;
+
 use armt::config::{Alignment, MemoryConfig};
 use armt::engine::optim::{AdamW, Group, Settings};
 use armt::engine::{DType, Device, Param, Tape};
@@ -225,6 +227,9 @@ fn truncated_gradients_are_those_of_the_last_stretch_alone() {
     }
 }
 
+/// What one test records, no other may issue between.
+static GPU: Mutex<()> = Mutex::new(());
+
 /// From fixed weights and data, ten training steps. On the GPU where there is one: `cargo test --test schedules ten_losses`.
 #[test]
 fn ten_losses_are_the_same_under_every_schedule() {
@@ -267,6 +272,7 @@ fn ten_losses_are_the_same_under_every_schedule() {
     let sequential = losses(&Device::cpu(), Choice::Sequential);
     assert!(sequential[9] < sequential[0], "{sequential:?}");
     let mut others = vec![("cpu diagonal", losses(&Device::cpu(), Choice::Diagonal))];
+    let _alone = GPU.lock().unwrap();
     match Device::cuda(0) {
         Ok(cuda) => {
             others.push(("cuda diagonal", losses(&cuda, Choice::Diagonal)));
@@ -285,8 +291,8 @@ fn ten_losses_are_the_same_under_every_schedule() {
     }
 }
 
-/// Texts that go on where those before them ended, some steps between that do not, two lengths: by hand, and in steps that are recorded
-/// and replayed on a GPU.
+/// Texts that go on where those before them ended, some that begin anew, two lengths: by hand, and in steps that are recorded and replayed
+/// on a GPU.
 #[test]
 fn texts_go_on_from_the_memory_that_those_before_them_left() {
     let learner = |device: &Device| {
@@ -307,15 +313,12 @@ fn texts_go_on_from_the_memory_that_those_before_them_left() {
         let mut memory = MemoryState::empty(&model, 3).unwrap();
         let by_hand = (0..12).map(|step| {
             let (Example { batch, targets }, tape) = (example(step), Tape::new());
-            let empty = MemoryState::empty(&model, 3).unwrap();
-            let state = if onward(step) { &memory } else { &empty };
-            let (loss, after) = model.loss(&tape, &batch, &targets, state, Choice::Sequential, Backprop::default()).unwrap();
+            let state = if onward(step) { memory.clone() } else { MemoryState::empty(&model, 3).unwrap() };
+            let (loss, after) = model.loss(&tape, &batch, &targets, &state, Choice::Sequential, Backprop::default()).unwrap();
+            memory = after.detach();
             optimizer.zero_grad().unwrap();
             tape.backward(&loss).unwrap();
             optimizer.step(1e-3).unwrap();
-            if onward(step) {
-                memory = after.detach();
-            }
             loss.item().unwrap()
         });
         let by_hand: Vec<f32> = by_hand.collect();
@@ -323,12 +326,15 @@ fn texts_go_on_from_the_memory_that_those_before_them_left() {
             let (model, optimizer) = learner(device);
             let mut stepper = Stepper::new(&model, optimizer, backprop, Choice::Auto).unwrap();
             let step = |step| {
-                let example = example(step);
-                if onward(step) { stepper.step_onward(&example, 1e-3) } else { stepper.step(&example, 1, 1e-3) }
+                if !onward(step) {
+                    stepper.begin_anew()?;
+                }
+                stepper.step_onward(&example(step), 1e-3)
             };
             (0..12).map(step).collect::<armt::Result<_>>().unwrap()
         };
         let mut others = vec![stepped(&Device::cpu())];
+        let _alone = GPU.lock().unwrap();
         match Device::cuda(0) {
             Ok(cuda) => others.push(stepped(&cuda)),
             Err(why) => println!("not on the GPU: {why}"),

@@ -245,8 +245,8 @@ pub struct Stage {
     /// Each batch has a random number of pairs, from 1 to `pairs`, or of segments; above 25, one of 25 numbers.
     #[serde(default)]
     pub vary: bool,
-    /// Share of the steps whose texts go on from the memory that the last such step left, instead of an empty one: the memory of a
-    /// very long text, without reading it in one step. Only an associative memory can be carried on.
+    /// Share of the steps whose texts go on from the memory that the step before left, instead of an empty one: the memory of a very
+    /// long text, without reading it in one step. Only an associative memory can be carried on.
     #[serde(default)]
     pub carry: f64,
     /// The stage ends when validation reaches this exact match.

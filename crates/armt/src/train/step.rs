@@ -76,6 +76,15 @@ impl<'m> Stepper<'m> {
         Ok(())
     }
 
+    /// The next texts of [`Stepper::step_onward`] begin with an empty memory.
+    pub fn begin_anew(&mut self) -> Result<()> {
+        let Some(memory) = &mut self.memory else { return Ok(()) };
+        // In place: recorded steps have these buffers.
+        memory.overwrite(&MemoryState::empty(self.model, memory.batch)?)?;
+        (memory.tokens_read, memory.segments_read) = (0, 0);
+        Ok(())
+    }
+
     /// One step on a batch that is computed in `parts` equal parts, with learning rate `rate`. Gives the mean loss, after the update: one
     /// that is not finite has spoiled the parameters.
     pub fn step(&mut self, example: &Example, parts: usize, rate: f32) -> Result<f32> {

@@ -220,12 +220,7 @@ impl StageRun<'_> {
             let example = example?;
             let rate = schedule.rate(progress.step);
             let step_start = Instant::now();
-            let onward = seed(self.recipe, 3, progress.stage, progress.step).uniform() < self.stage.carry;
-            let loss = if onward {
-                self.stepper.step_onward(&example, rate)?
-            } else {
-                self.stepper.step(&example, self.stage.accumulate, rate)?
-            };
+            let loss = self.step(progress, &example, rate)?;
             // The loss is read back, so the device has done all of it.
             let seconds = step_start.elapsed().as_secs_f64();
             if !loss.is_finite() || loss > EXPLODED {
@@ -265,6 +260,17 @@ impl StageRun<'_> {
             }
         }
         Ok(ControlFlow::Continue(()))
+    }
+
+    /// One step; where memories are carried on, from the memory of the step before or from an empty one.
+    fn step(&mut self, progress: &Progress, example: &Example, rate: f32) -> Result<f32> {
+        if self.stage.carry == 0.0 {
+            return self.stepper.step(example, self.stage.accumulate, rate);
+        }
+        if seed(self.recipe, 3, progress.stage, progress.step).uniform() >= self.stage.carry {
+            self.stepper.begin_anew()?;
+        }
+        self.stepper.step_onward(example, rate)
     }
 
     fn gradient_norm(&self) -> Result<f64> {
