@@ -247,6 +247,14 @@ fn models_are_compared_by_their_means_and_a_mean_needs_every_task() {
     assert!((qa1[0].y - 0.85).abs() < 1e-9 && qa1[0].spread == Some((0.7, 1.0)), "{qa1:?}");
     assert_eq!(seeds[0].heat_map().rows.iter().map(|r| r.0.as_str()).collect::<Vec<_>>(), ["qa1", "qa2", "mean"]);
     assert!(seeds[0].heat_map().svg().is_ok() && curves(&seeds).svg().is_ok());
+    // A model of its own for each task, beside one that has only the first.
+    let (first, second) = (report(&[cell(1, 0, 1.0), cell(1, 1000, 0.8)]), report(&[cell(2, 0, 0.5)]));
+    let models =
+        Judged::all(Measure::ExactMatch, named(&[("A", &first), ("A", &second), ("RMT", &report(&[cell(1, 0, 0.2)]))])).unwrap();
+    let rows = ["| A | qa1 | 100.0 | 80.0 | 10 | 1 |", "| A | qa2 | 50.0 | - | 10 | 1 |", "| RMT | qa1 | 20.0 | - | 10 | 1 |"];
+    assert_eq!(table(&models).lines().skip(2).collect::<Vec<_>>(), rows);
+    assert_eq!(curves(&models).series.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["A, qa1", "A, qa2", "RMT, qa1"]);
+    assert_eq!(models[0].heat_map().rows.len(), 2);
     assert!(Judged::all(Measure::ExactMatch, named(&[("A", &report(&[]))])).is_err());
     let without = report(&[Cell { label_match: None, ..cell(1, 0, 1.0) }]);
     assert!(Judged::all(Measure::LabelMatch, named(&[("A", &without)])).unwrap_err().to_string().contains("--label-match"));

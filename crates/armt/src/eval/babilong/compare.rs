@@ -105,6 +105,12 @@ impl Judged {
         means
     }
 
+    /// The means over the tasks, where there are several and a seed was judged on all of them.
+    fn mean_row(&self, lengths: &[Length]) -> Option<Vec<Option<f64>>> {
+        let means: Vec<_> = lengths.iter().map(|l| mean(&self.means(*l))).collect();
+        (self.tasks().len() > 1 && means.iter().any(Option::is_some)).then_some(means)
+    }
+
     /// Tasks by lengths, and their mean where there are several.
     pub fn heat_map(&self) -> HeatMap {
         let lengths = sorted(self.cells().map(|c| c.length));
@@ -112,9 +118,7 @@ impl Judged {
         for task in self.tasks() {
             rows.push((task.to_string(), lengths.iter().map(|l| self.share(task, *l)).collect()));
         }
-        if rows.len() > 1 {
-            rows.push((MEAN.into(), lengths.iter().map(|l| mean(&self.means(*l))).collect()));
-        }
+        rows.extend(self.mean_row(&lengths).map(|means| (MEAN.into(), means)));
         HeatMap {
             title: format!("BABILong, {} in %: {}", self.measure.label(), self.name),
             x_label: "tokens of the context".into(),
@@ -134,17 +138,25 @@ impl Judged {
     }
 }
 
-/// Accuracy over the length of the context: of one model a curve for each task, of several the mean of each one's tasks.
+/// Accuracy over the length of the context: of one model a curve for each task, of several with the same tasks the mean of these, and of
+/// several with different ones a curve for each task of each.
 pub fn curves(models: &[Judged]) -> Plot {
     let lengths = sorted(models.iter().flat_map(Judged::cells).map(|c| c.length));
+    let tasks = models.first().map(Judged::tasks).unwrap_or_default();
+    let names = tasks.iter().map(Task::to_string).collect::<Vec<_>>().join(", ");
     let (title, series) = match models {
         [one] => {
             let of = |task: Task| one.series(task.to_string(), &lengths, |l| one.shares(task, l));
-            (format!("BABILong: {}", one.name), one.tasks().into_iter().map(of).collect())
+            (format!("BABILong: {}", one.name), tasks.into_iter().map(of).collect())
+        }
+        _ if models.iter().all(|m| m.tasks() == tasks) => {
+            let of = |m: &Judged| m.series(m.name.clone(), &lengths, |l| m.means(l));
+            let what = if tasks.len() == 1 { names } else { format!("mean of {names}") };
+            (format!("BABILong: {what}"), models.iter().map(of).collect::<Vec<Series>>())
         }
         _ => {
-            let of = |m: &Judged| m.series(m.name.clone(), &lengths, |l| m.means(l));
-            (format!("BABILong: {}", common_tasks(models)), models.iter().map(of).collect::<Vec<Series>>())
+            let of = |m: &Judged, task: Task| m.series(format!("{}, {task}", m.name), &lengths, |l| m.shares(task, l));
+            ("BABILong".into(), models.iter().flat_map(|m| m.tasks().into_iter().map(move |t| of(m, t))).collect())
         }
     };
     let label = models.first().map_or("", |m| m.measure.label());
@@ -160,16 +172,6 @@ pub fn curves(models: &[Judged]) -> Plot {
     }
 }
 
-/// What tasks the means of several models are of.
-fn common_tasks(models: &[Judged]) -> String {
-    let names = |m: &Judged| m.tasks().iter().map(Task::to_string).collect::<Vec<_>>().join(", ");
-    match models.split_first() {
-        Some((first, rest)) if rest.iter().all(|m| m.tasks() == first.tasks()) && first.tasks().len() == 1 => names(first),
-        Some((first, rest)) if rest.iter().all(|m| m.tasks() == first.tasks()) => format!("mean of {}", names(first)),
-        _ => "mean of each model's tasks".into(),
-    }
-}
-
 /// A table in Markdown, in per cent: a row for each task of each model and for their mean, a column for each length.
 pub fn table(models: &[Judged]) -> String {
     let lengths = sorted(models.iter().flat_map(Judged::cells).map(|c| c.length));
@@ -180,17 +182,18 @@ pub fn table(models: &[Judged]) -> String {
     lines[0].extend(["samples".into(), "seeds".into()]);
     lines.push(vec!["---".into(); lines[0].len()]);
     for model in models {
-        let samples = sorted(model.reports.iter().flat_map(|r| r.cells.iter().map(|c| c.samples)));
-        let ends = [samples.iter().map(usize::to_string).collect::<Vec<_>>().join(", "), model.reports.len().to_string()];
-        let mut row = |task: String, shares: Vec<Option<f64>>| {
+        let mut row = |task: String, of: &[&Report], shares: Vec<Option<f64>>| {
+            let samples = sorted(of.iter().flat_map(|r| &r.cells).map(|c| c.samples));
+            let ends = [samples.iter().map(usize::to_string).collect::<Vec<_>>().join(", "), of.len().to_string()];
             let shares = shares.into_iter().map(percent);
-            lines.push([model.name.replace('|', "\\|"), task].into_iter().chain(shares).chain(ends.clone()).collect());
+            lines.push([model.name.replace('|', "\\|"), task].into_iter().chain(shares).chain(ends).collect());
         };
         for task in model.tasks() {
-            row(task.to_string(), lengths.iter().map(|l| model.share(task, *l)).collect());
+            let of: Vec<&Report> = model.reports.iter().filter(|r| r.cells.iter().any(|c| c.task == task)).collect();
+            row(task.to_string(), &of, lengths.iter().map(|l| model.share(task, *l)).collect());
         }
-        if model.tasks().len() > 1 {
-            row(MEAN.into(), lengths.iter().map(|l| mean(&model.means(*l))).collect());
+        if let Some(means) = model.mean_row(&lengths) {
+            row(MEAN.into(), &model.reports.iter().collect::<Vec<_>>(), means);
         }
     }
     lines.iter().map(|cells| format!("| {} |\n", cells.join(" | "))).collect()
