@@ -3,9 +3,11 @@
 //! The library's first suggestion is often not the fastest of its first few. So a product of some size is tried with each of them when it is
 //! first met, and what was found is kept on disk for the next run. Only algorithms that give the very bits of the first suggestion are
 //! taken: what a clock has chosen then never changes a result, and the same seed gives the same bits on every run. Results that are mostly
-//! zero would not tell algorithms apart; such a product keeps the first.
+//! zero would not tell algorithms apart; such a product keeps the first. Who does not need that can have the fastest whatever its bits
+//! (those that sum in several parts, for instance): then only runs with the same kept choices are the same.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +18,7 @@ use crate::error::Result;
 use crate::tensor::DType;
 use crate::tensor::pool::Block;
 
-/// Set to `off`, every product runs with the library's first suggestion.
+/// Set to `off`, every product runs with the library's first suggestion; to `any`, with the fastest, whatever its bits.
 const VARIABLE: &str = "ARMT_TUNE";
 /// Products of fewer operations are over before it matters.
 const LEAST_OPERATIONS: f64 = 2e8;
@@ -29,21 +31,46 @@ const WORTH: f32 = 0.98;
 pub(super) struct Choices {
     file: Option<PathBuf>,
     known: HashMap<u64, usize>,
-    on: bool,
+    among: Among,
+}
+
+/// Which suggestions a product may run with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Among {
+    /// The first.
+    First,
+    /// Those with the bits of the first.
+    SameBits,
+    /// All.
+    Any,
+}
+
+impl Among {
+    fn named(variable: Option<&OsStr>) -> Self {
+        match variable.and_then(OsStr::to_str) {
+            Some("off") => Among::First,
+            Some("any") => Among::Any,
+            _ => Among::SameBits,
+        }
+    }
 }
 
 impl Choices {
     /// Those kept in `folder` for this device and library. A line that cannot be read counts for nothing.
     pub(super) fn load(folder: Option<&Path>, device: &str, version: usize) -> Self {
-        let name = format!("products-{:016x}", hash(&[device.as_bytes(), &version.to_le_bytes()]));
+        Self::load_among(Among::named(std::env::var_os(VARIABLE).as_deref()), folder, device, version)
+    }
+
+    fn load_among(among: Among, folder: Option<&Path>, device: &str, version: usize) -> Self {
+        let kind = if among == Among::Any { "any-products" } else { "products" };
+        let name = format!("{kind}-{:016x}", hash(&[device.as_bytes(), &version.to_le_bytes()]));
         let file = folder.map(|f| f.join(name));
         let text = file.as_ref().and_then(|f| std::fs::read_to_string(f).ok()).unwrap_or_default();
         let line = |l: &str| {
             let (product, choice) = l.split_once(' ')?;
             Some((u64::from_str_radix(product, 16).ok()?, choice.parse().ok()?))
         };
-        let on = std::env::var_os(VARIABLE).is_none_or(|v| v != "off");
-        Choices { known: text.lines().filter_map(line).collect(), file, on }
+        Choices { known: text.lines().filter_map(line).collect(), file, among }
     }
 
     /// Keeps a choice. One that cannot be written is found again in the next run.
@@ -63,7 +90,7 @@ impl CudaDevice {
     /// Which of the `suggestions` for a product to take.
     pub(super) fn choose(&self, blas: &Blas, choices: &mut Choices, p: &Product, suggestions: usize) -> Result<usize> {
         let operations = 2.0 * p.m as f64 * p.n as f64 * p.k as f64 * p.batch as f64;
-        if suggestions < 2 || operations < LEAST_OPERATIONS || !choices.on {
+        if suggestions < 2 || operations < LEAST_OPERATIONS || choices.among == Among::First {
             return Ok(0);
         }
         let name = hash(&[format!("{:?}", p.key()).as_bytes()]);
@@ -73,13 +100,13 @@ impl CudaDevice {
         if self.context.is_capturing() {
             return Ok(0);
         }
-        let choice = self.fastest(blas, p, suggestions)?;
+        let choice = self.fastest(blas, p, suggestions, choices.among)?;
         choices.keep(name, choice);
         Ok(choice)
     }
 
     /// Tries the suggestions on the product's own operands, with results that nobody sees.
-    fn fastest(&self, blas: &Blas, p: &Product, suggestions: usize) -> Result<usize> {
+    fn fastest(&self, blas: &Blas, p: &Product, suggestions: usize, among: Among) -> Result<usize> {
         let bytes = p.d.dtype.size() * ((p.batch - 1) * p.d.stride + p.m * p.n);
         let (d, aux) = (self.pool().alloc(bytes)?, p.aux_stored().then(|| self.pool().alloc(bytes)).transpose()?);
         let mut trial = *p;
@@ -97,10 +124,10 @@ impl CudaDevice {
             }
             let print = self.fingerprint(&outputs, bytes)?;
             let [_, zeros] = print;
-            if suggestion == 0 && zeros as usize > outputs.len() * bytes / 4 {
+            if among == Among::SameBits && suggestion == 0 && zeros as usize > outputs.len() * bytes / 4 {
                 return Ok(0);
             }
-            if *first.get_or_insert(print) != print {
+            if *first.get_or_insert(print) != print && among == Among::SameBits {
                 continue;
             }
             let time = self
@@ -146,5 +173,17 @@ mod tests {
         assert!(Choices::load(Some(&folder), "another GPU", 130_100).known.is_empty());
         assert!(Choices::load(Some(&folder), "a GPU", 120_900).known.is_empty());
         assert!(Choices::load(None, "a GPU", 130_100).known.is_empty());
+        // What is the fastest whatever its bits must not be taken for one with the same.
+        assert!(Choices::load_among(Among::Any, Some(&folder), "a GPU", 130_100).known.is_empty());
+        assert_eq!(Choices::load_among(Among::First, Some(&folder), "a GPU", 130_100).known, again.known);
+    }
+
+    #[test]
+    fn a_variable_says_which_suggestions_count() {
+        let named = |text: &str| Among::named(Some(OsStr::new(text)));
+        assert_eq!(
+            [named("off"), named("any"), named("on"), Among::named(None)],
+            [Among::First, Among::Any, Among::SameBits, Among::SameBits]
+        );
     }
 }
