@@ -3,6 +3,7 @@
 //! ```text
 //! results/<experiment>/<model>.json            what `armt eval --out` wrote; experiments are remember, rewrite and babilong
 //! results/<experiment>/<model>.seed<k>.json    the same model trained from other seeds
+//! results/babilong/<model>.qa<n>.json          the same model trained for another task
 //! ```
 //!
 //! Seeds of a model become one line: their mean, with the least and the most. A table goes between two lines of the README,
@@ -250,7 +251,9 @@ impl Experiment {
         let folder = results.join("babilong");
         let mut reports = Vec::new();
         for file in reports_in(&folder)? {
-            reports.push((model_of(&file), babilong::Report::load(&file)?));
+            let name = model_of(&file);
+            let of_task = name.rsplit_once(".qa").filter(|(_, n)| n.parse::<usize>().is_ok());
+            reports.push((of_task.map_or(name.clone(), |(model, _)| model.into()), babilong::Report::load(&file)?));
         }
         if reports.is_empty() {
             return Ok(None);
