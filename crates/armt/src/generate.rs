@@ -145,7 +145,7 @@ impl Model {
 
     /// The memory after whole segments.
     fn absorb(&self, segments: &[Segment], state: &MemoryState) -> Result<MemoryState> {
-        let inputs = Inputs::new(self, segments, state.batch)?;
+        let inputs = Inputs::new(self, segments, state.batch)?.asking(|_| false);
         Choice::Auto.schedule(self)?.run(self, &Tape::off(), &inputs, state, Backprop::default(), &mut |_, _| Ok(()))
     }
 

@@ -111,17 +111,14 @@ pub fn exact_match(model: &Model, example: &Example, schedule: Choice) -> Result
     }
     let texts = batch.batch;
     let segments = model.segments(batch)?;
-    let inputs = Inputs::new(model, &segments, texts)?;
+    let answers = |s: &Segment| model.asked_rows(s.range.clone(), s.pad, batch, targets);
+    let inputs = Inputs::new(model, &segments, texts)?.asking(|s| !answers(&segments[s]).is_empty());
     let tape = Tape::off();
     let (mut asked, mut wrong) = (vec![false; texts], vec![false; texts]);
     let empty = MemoryState::empty(model, texts)?;
     schedule.schedule(model)?.run(model, &tape, &inputs, &empty, Backprop::default(), &mut |s, h| {
-        let Segment { range, pad, .. } = &segments[s];
-        let answers = model.asked_rows(range.clone(), *pad, batch, targets);
+        let answers = answers(&segments[s]);
         let rows: Vec<i32> = answers.iter().map(|(row, _, _)| *row).collect();
-        if rows.is_empty() {
-            return Ok(());
-        }
         let ids = Tensor::from_slice(&rows, [rows.len()], model.device())?;
         let flat = ops::reshape(h, [texts * h.dims()[1], h.dims()[2]])?;
         let picked = ops::embedding(&flat, &ids)?; // [asked, d]

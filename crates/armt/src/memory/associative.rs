@@ -165,26 +165,25 @@ impl Model {
         Ok(ops::add(x, &ops::mul(&y, &ops::cast(&share, y.dtype())?)?)?)
     }
 
-    /// The memory after the last m rows of y `[n, B, T, d]` were written for layers `layers`. A memory that is unwound on the way back may
-    /// wait for its next read.
+    /// The memory after the outputs of memory tokens `[n, B, m, d]` were written for layers `layers`. A memory that is unwound on the way
+    /// back may wait for its next read.
     pub(super) fn associative_write(
         &self,
         tape: &Tape,
         layers: Range<usize>,
-        y: &Tensor,
+        tokens: &Tensor,
         mut memory: LayerMemory,
         unwind: bool,
     ) -> Result<LayerMemory> {
         let rows = memory.rows(&layers);
         let Kind::Associative { a, z, empty, pending } = &mut memory.kind else { return Ok(memory) };
         let (config, weights) = self.associative()?;
-        let (n, batch, t, m) = (y.dims()[0], y.dims()[1], y.dims()[2], config.tokens);
-        let tokens = ops::narrow(y, 2, t - m, m)?; // [n, B, m, d]
+        let (n, batch, m) = (tokens.dims()[0], tokens.dims()[1], tokens.dims()[2]);
         let weight = |p| tape.param_rows(p, layers.clone());
-        let k = ops::linear(&tokens, &weight(&weights.key)?, Linear::default())?;
-        let v = ops::linear(&tokens, &weight(&weights.value)?, Linear::default())?;
+        let k = ops::linear(tokens, &weight(&weights.key)?, Linear::default())?;
+        let v = ops::linear(tokens, &weight(&weights.value)?, Linear::default())?;
         let bias = weight(&weights.beta_bias)?;
-        let beta = ops::linear(&tokens, &weight(&weights.beta)?, Linear { bias: Some(&bias), ..Linear::default() })?;
+        let beta = ops::linear(tokens, &weight(&weights.beta)?, Linear { bias: Some(&bias), ..Linear::default() })?;
         let beta = ops::reshape(&beta, [n, batch, m])?;
         let first = if empty[rows.clone()].contains(&true) {
             let flags: Vec<i32> = empty[rows.clone()].iter().flat_map(|e| std::iter::repeat_n(i32::from(*e), batch)).collect();

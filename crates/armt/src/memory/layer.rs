@@ -204,7 +204,9 @@ impl Model {
             Kind::Associative { .. } => {
                 let (x, memory) = self.settling_read(tape, layers.clone(), x, memory)?;
                 let y = block(&x)?;
-                let memory = self.associative_write(tape, layers, &y, memory, backprop.unwinds(self.dtype()))?;
+                let (t, m) = (y.dims()[2], self.config().memory.tokens_after());
+                let tokens = ops::narrow(&y, 2, t - m, m)?;
+                let memory = self.associative_write(tape, layers, &tokens, memory, backprop.unwinds(self.dtype()))?;
                 return Ok((y, memory));
             }
             Kind::Prmt(whole) => {
@@ -238,6 +240,34 @@ impl Model {
             Kind::None => (block(x)?, Kind::None),
         };
         Ok((y, LayerMemory { kind, ..memory }))
+    }
+
+    /// The same where nobody wants the outputs of the last of the layers: it computes those of its memory tokens alone, where that is less
+    /// work. Gives the outputs of the layers before it, if there are any.
+    pub(crate) fn last_layer_step(
+        &self,
+        tape: &Tape,
+        layers: Range<usize>,
+        x: &Tensor,
+        memory: LayerMemory,
+        padding: Option<&Padding>,
+        backprop: Backprop,
+    ) -> Result<(Option<Tensor>, LayerMemory)> {
+        // On a GPU the few rows would be kernels of their own; whether they pay there has not been measured.
+        let narrow = matches!(memory.kind, Kind::Associative { .. }) && !backprop.recompute && !self.device().is_cuda();
+        if !narrow {
+            let (y, memory) = self.layer_step(tape, layers, x, memory, padding, backprop)?;
+            let before = y.dims()[0] - 1;
+            return Ok(((before > 0).then(|| ops::rows(&y, 0..before)).transpose()?, memory));
+        }
+        let (x, memory) = self.settling_read(tape, layers.clone(), x, memory)?;
+        let m = self.config().memory.tokens_after();
+        let (y, last) = self.block_to_memory(tape, layers.clone(), &x, padding, m)?;
+        let tokens = match &y {
+            None => last,
+            Some(y) => ops::concat(&[&ops::narrow(y, 2, y.dims()[2] - m, m)?, &last], 0)?,
+        };
+        Ok((y, self.associative_write(tape, layers, &tokens, memory, backprop.unwinds(self.dtype()))?))
     }
 
     /// The block within a segment.

@@ -58,20 +58,56 @@ impl Model {
 
     /// Runs layers `layers` on x `[n, B, T, d]`. The second result is the packed queries, keys and values before rotation.
     pub(crate) fn block(&self, tape: &Tape, layers: Range<usize>, x: &Tensor, attend: Attend<'_>) -> Result<(Tensor, Tensor)> {
-        let w = &self.weights;
-        let h = self.norm(tape, &w.norm1, &layers, x)?;
-        let qkv = self.linear(tape, &w.qkv, &layers, &h, Activation::None, None)?;
+        let qkv = self.packed(tape, &layers, x)?;
         let o = self.attend(&qkv, attend)?;
-        let h = self.linear(tape, &w.out, &layers, &o, Activation::None, Some(x))?;
-        let from = if self.backbone.parallel { x } else { &h };
-        let u = self.norm(tape, &w.norm2, &layers, from)?;
-        let u = match self.backbone.mlp {
-            Mlp::Gelu => self.linear(tape, &w.up, &layers, &u, Activation::Gelu, None)?,
-            Mlp::GeluErf => ops::gelu_erf(&self.linear(tape, &w.up, &layers, &u, Activation::None, None)?)?,
-            Mlp::SwiGlu => ops::swiglu(&self.linear(tape, &w.up, &layers, &u, Activation::None, None)?)?,
+        Ok((self.after_attention(tape, &layers, x, &o)?, qkv))
+    }
+
+    /// The same within a segment, where of the last of the layers only the last m rows are wanted: the outputs `[n - 1, B, T, d]` of the
+    /// layers before it, if there are any, and `[1, B, m, d]`.
+    pub(crate) fn block_to_memory(
+        &self,
+        tape: &Tape,
+        layers: Range<usize>,
+        x: &Tensor,
+        padding: Option<&Padding>,
+        m: usize,
+    ) -> Result<(Option<Tensor>, Tensor)> {
+        let (heads, before, t) = (self.backbone.heads, layers.len() - 1, x.dims()[2]);
+        let qkv = self.packed(tape, &layers, x)?;
+        let qkv = padding.map_or_else(|| self.rotate(&qkv, 0), |p| self.rotate_to(&qkv, &p.rows))?;
+        let mask = |rows: Range<usize>| padding.map(|p| ops::rows(&p.mask, rows)).transpose();
+        let y = if before > 0 {
+            let o = ops::attention(&ops::rows(&qkv, 0..before)?, heads, mask(0..before)?.as_ref())?;
+            Some(self.after_attention(tape, &(layers.start..layers.end - 1), &ops::rows(x, 0..before)?, &o)?)
+        } else {
+            None
         };
-        let y = self.linear(tape, &w.down, &layers, &u, Activation::None, Some(&h))?;
-        Ok((y, qkv))
+        let (q, k, v) = self.split(&ops::rows(&qkv, before..before + 1)?)?;
+        let own = |rows: &Tensor| ops::narrow(rows, 2, t - m, m);
+        let o = ops::attention_cached(&own(&q)?, &k, &v, heads, mask(before..before + 1)?.as_ref())?;
+        let x = own(&ops::rows(x, before..before + 1)?)?;
+        Ok((y, self.after_attention(tape, &(layers.end - 1..layers.end), &x, &o)?))
+    }
+
+    /// Packed queries, keys and values before rotation.
+    fn packed(&self, tape: &Tape, layers: &Range<usize>, x: &Tensor) -> Result<Tensor> {
+        let h = self.norm(tape, &self.weights.norm1, layers, x)?;
+        self.linear(tape, &self.weights.qkv, layers, &h, Activation::None, None)
+    }
+
+    /// The block's outputs from what attention gave for x.
+    fn after_attention(&self, tape: &Tape, layers: &Range<usize>, x: &Tensor, o: &Tensor) -> Result<Tensor> {
+        let w = &self.weights;
+        let h = self.linear(tape, &w.out, layers, o, Activation::None, Some(x))?;
+        let from = if self.backbone.parallel { x } else { &h };
+        let u = self.norm(tape, &w.norm2, layers, from)?;
+        let u = match self.backbone.mlp {
+            Mlp::Gelu => self.linear(tape, &w.up, layers, &u, Activation::Gelu, None)?,
+            Mlp::GeluErf => ops::gelu_erf(&self.linear(tape, &w.up, layers, &u, Activation::None, None)?)?,
+            Mlp::SwiGlu => ops::swiglu(&self.linear(tape, &w.up, layers, &u, Activation::None, None)?)?,
+        };
+        self.linear(tape, &w.down, layers, &u, Activation::None, Some(&h))
     }
 
     fn norm(&self, tape: &Tape, norm: &NormWeights, layers: &Range<usize>, x: &Tensor) -> Result<Tensor> {

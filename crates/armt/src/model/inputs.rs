@@ -26,6 +26,8 @@ pub(crate) struct Place {
     /// Columns of padding before them.
     pub(crate) pad: usize,
     pub(crate) padding: Option<Padding>,
+    /// Whether anyone wants the last layer's outputs of it.
+    pub(crate) wanted: bool,
 }
 
 impl Inputs {
@@ -37,7 +39,7 @@ impl Inputs {
         }
         let places = segments.iter().map(|s| {
             let padding = s.mask.as_ref().map(|mask| model.padding(mask, s.pad, width, batch)).transpose()?;
-            Ok(Place { range: s.range.clone(), pad: s.pad, padding })
+            Ok(Place { range: s.range.clone(), pad: s.pad, padding, wanted: true })
         });
         Ok(Inputs {
             ids: Tensor::from_slice(&all_ids(segments), [segments.len(), batch, width], model.device())?,
@@ -45,6 +47,12 @@ impl Inputs {
             batch,
             width,
         })
+    }
+
+    /// The same where only the outputs of some segments are wanted.
+    pub(crate) fn asking(mut self, wanted: impl Fn(usize) -> bool) -> Self {
+        self.places.iter_mut().enumerate().for_each(|(s, place)| place.wanted = wanted(s));
+        self
     }
 
     /// Replaces the texts by others of the same shape.
@@ -192,7 +200,7 @@ impl Lesson {
         let ints = |data: &[i32]| Ok(Tensor::from_slice(data, [data.len()], model.device())?);
         let asked = draft.asked.iter().map(|rows| if rows.is_empty() { Ok(None) } else { ints(rows).map(Some) });
         Ok(Lesson {
-            inputs: Inputs::new(model, &draft.segments, draft.batch)?,
+            inputs: Inputs::new(model, &draft.segments, draft.batch)?.asking(|s| !draft.asked[s].is_empty()),
             asked: asked.collect::<Result<_>>()?,
             next: ints(&draft.next)?,
         })

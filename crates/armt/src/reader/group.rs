@@ -44,18 +44,18 @@ impl<'m> Groups<'m> {
         // A short segment comes once, at a text's end.
         let whole = segments.iter().all(|s| s.mask.is_none());
         if !(model.device().is_cuda() && whole && model.has_fixed_steps()) {
-            return self.pass(&Inputs::new(model, segments, state.batch)?, state);
+            return self.pass(&inputs(model, segments, state)?, state);
         }
         let shape = (state.batch, segments.len(), state.is_empty());
         let recorded = match self.shapes.remove(&shape) {
             None => {
-                let inputs = Inputs::new(model, segments, state.batch)?;
+                let inputs = inputs(model, segments, state)?;
                 let after = self.workspace.run(|| self.pass(&inputs, state).map_err(Error::into_engine))?;
                 self.shapes.insert(shape, None);
                 return after.copied();
             }
             Some(None) => {
-                let (inputs, before) = (Inputs::new(model, segments, state.batch)?, state.copied()?);
+                let (inputs, before) = (inputs(model, segments, state)?, state.copied()?);
                 let (graph, after) = self.workspace.record(|| self.pass(&inputs, &before).map_err(Error::into_engine))?;
                 Recorded { graph, inputs, before, after }
             }
@@ -75,4 +75,9 @@ impl<'m> Groups<'m> {
     fn pass(&self, inputs: &Inputs, state: &MemoryState) -> Result<MemoryState> {
         self.schedule.run(self.model, &Tape::off(), inputs, state, Backprop::default(), &mut |_, _| Ok(()))
     }
+}
+
+/// Segments of which nothing is wanted but what the memory keeps of them.
+fn inputs(model: &Model, segments: &[Segment], state: &MemoryState) -> Result<Inputs> {
+    Ok(Inputs::new(model, segments, state.batch)?.asking(|_| false))
 }

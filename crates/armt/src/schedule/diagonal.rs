@@ -1,7 +1,8 @@
 //! All (layer, segment) pairs of one diagonal as one batched layer.
 //!
 //! At step t the layers lo..=hi are active, layer l with segment t - l. The outputs of a step, moved up by one layer, are the inputs of
-//! the next; segment t enters at layer 0. In the ramps at both ends only the active layers run, and the others' memory rests.
+//! the next; segment t enters at layer 0. In the ramps at both ends only the active layers run, and the others' memory rests. Where nobody
+//! wants a segment's outputs, the last layer computes only those of its memory tokens.
 
 use armt_engine::{Tape, Tensor, ops};
 
@@ -41,15 +42,19 @@ impl Schedule for Diagonal {
             let x = ops::concat(&x, 0)?; // [n, B, T, d]
             let paddings = (lo..=hi).map(|l| inputs.places[t - l].padding.as_ref());
             let padding = model.stack_padding(paddings, state.batch, x.dims()[2])?;
-            let y;
-            (y, memory) = model.layer_step(tape, lo..hi + 1, &x, memory, padding.as_ref(), backprop)?;
-            let n = y.dims()[0];
-            let onward = if hi == layers - 1 { n - 1 } else { n };
-            if onward < n {
-                let last = ops::rows(&y, n - 1..n)?;
-                each(t - hi, &ops::reshape(&last, &y.dims()[1..])?)?;
+            if hi == layers - 1 && !inputs.places[t - hi].wanted {
+                (pipe, memory) = model.last_layer_step(tape, lo..hi + 1, &x, memory, padding.as_ref(), backprop)?;
+            } else {
+                let y;
+                (y, memory) = model.layer_step(tape, lo..hi + 1, &x, memory, padding.as_ref(), backprop)?;
+                let n = y.dims()[0];
+                let onward = if hi == layers - 1 { n - 1 } else { n };
+                if onward < n {
+                    let last = ops::rows(&y, n - 1..n)?;
+                    each(t - hi, &ops::reshape(&last, &y.dims()[1..])?)?;
+                }
+                pipe = if onward > 0 { Some(ops::rows(&y, 0..onward)?) } else { None };
             }
-            pipe = if onward > 0 { Some(ops::rows(&y, 0..onward)?) } else { None };
             for l in (lo..=hi).filter(|l| backprop.stops_after(t - l)) {
                 memory = memory.cut(l..l + 1)?;
             }

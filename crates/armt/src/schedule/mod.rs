@@ -15,7 +15,8 @@ use crate::error::{Error, Result};
 use crate::memory::MemoryState;
 use crate::model::{Inputs, Model};
 
-/// Receives each segment's output `[B, T, d]` of the last layer, memory positions included, before the last norm. In order.
+/// Receives the output `[B, T, d]` of the last layer, memory positions included, before the last norm: of each segment whose output is
+/// wanted, in order.
 pub type Sink<'a> = &'a mut dyn FnMut(usize, &Tensor) -> Result<()>;
 
 /// A way to run segments through the layers.

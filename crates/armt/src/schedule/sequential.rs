@@ -52,7 +52,9 @@ impl Schedule for Sequential {
                 let memory = model.rmt_memory(tape, &h)?;
                 carried = Some(if backprop.stops_after(s) { memory.detach() } else { memory });
             }
-            each(s, &h)?;
+            if place.wanted {
+                each(s, &h)?;
+            }
         }
         let (tokens, count) = (state.tokens_read + inputs.tokens(), state.segments_read + inputs.places.len() as u64);
         if carries {
