@@ -26,6 +26,7 @@ fn lessons() -> BabilongLessons {
         facts: 6,
         questions: 3,
         aligned: false,
+        direct: false,
         batch: 5,
         vary: false,
     }
@@ -140,6 +141,31 @@ fn every_task_that_can_be_simulated_has_lessons_of_every_length() {
     }
 }
 
+/// A fact in each of two segments, then the question: it stands in one of them, but for "What is" and the mark.
+#[test]
+fn direct_questions_repeat_a_facts_words() {
+    let lessons = BabilongLessons {
+        task: Task::new(4).unwrap(),
+        segment: 32,
+        segments: 3,
+        aligned: true,
+        questions: 1,
+        batch: 40,
+        ..lessons()
+    };
+    let repeated = |lessons: &BabilongLessons| {
+        let example = lessons.lesson(&mut Random::new(3)).unwrap();
+        let texts = example.batch.ids.chunks(96).map(|text| pieces(lessons, text));
+        texts
+            .filter(|text| {
+                text[..2].iter().any(|fact| fact.contains(text[2].split_once("What is ").unwrap().1.split_once('?').unwrap().0))
+            })
+            .count()
+    };
+    assert_eq!(repeated(&BabilongLessons { direct: true, ..lessons.clone() }), 40);
+    assert!(repeated(&lessons) < 30);
+}
+
 #[test]
 fn sizes_without_room_are_refused_by_their_key() {
     let said = |lessons: BabilongLessons| match lessons.check() {
@@ -151,4 +177,5 @@ fn sizes_without_room_are_refused_by_their_key() {
     assert!(said(BabilongLessons { segment: 6, segments: 1, ..lessons() }).contains("room for a fact and a question"));
     assert!(said(BabilongLessons { aligned: true, segment: 4, ..lessons() }).contains("room for every fact"));
     assert!(said(BabilongLessons { task: Task::new(7).unwrap(), ..lessons() }).contains("qa1 to qa5"));
+    assert!(said(BabilongLessons { direct: true, ..lessons() }).contains("qa4"));
 }

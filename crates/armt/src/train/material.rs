@@ -84,8 +84,8 @@ impl Material {
             Material::Books(babilong) => {
                 let [segment, segments] = [stage.segment, stage.segments].map(Option::unwrap_or_default);
                 let (task, facts) = (recipe.question()?, stage.facts.unwrap_or(FACTS));
-                let (babilong, aligned) = (babilong.clone(), stage.aligned);
-                let lessons = BabilongLessons { babilong, task, segment, segments, facts, questions, aligned, batch, vary };
+                let (babilong, aligned, direct) = (babilong.clone(), stage.aligned, stage.direct);
+                let lessons = BabilongLessons { babilong, task, segment, segments, facts, questions, aligned, direct, batch, vary };
                 lessons.check()?;
                 Box::new(lessons)
             }

@@ -236,6 +236,9 @@ pub struct Stage {
     /// BABILong: each fact and each question has a segment of its own, and there is no background.
     #[serde(default)]
     pub aligned: bool,
+    /// BABILong's qa4: only questions that repeat a fact's words, and none that turns its relation around.
+    #[serde(default)]
+    pub direct: bool,
     /// Questions at the end of a text, of BABILong's a random number up to this: 1 in the paper, and in validation always.
     #[serde(default = "one")]
     pub questions: usize,

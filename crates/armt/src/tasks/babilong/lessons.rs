@@ -44,6 +44,9 @@ pub struct BabilongLessons {
     pub questions: usize,
     /// Whether each fact and each question has a segment of its own.
     pub aligned: bool,
+    /// Whether only such questions are asked as repeat a fact's words: of qa4 "What is north of the office?" where one lies so, and not what the
+    /// office is south of.
+    pub direct: bool,
     /// Texts of a batch.
     pub batch: usize,
     /// Whether each batch has a random number of segments, up to `segments`.
@@ -75,6 +78,12 @@ impl Lessons for BabilongLessons {
     fn exam(&self, texts: usize, random: &mut Random) -> Result<Example> {
         self.texts(texts, self.segments, 1, random)
     }
+}
+
+/// Whether what a question says of the answer stands in a fact in the same words.
+fn repeats_a_fact(question: &Question, facts: &[String]) -> bool {
+    let said = question.text.strip_prefix("What is ").and_then(|text| text.strip_suffix('?'));
+    said.is_some_and(|said| facts.iter().any(|fact| fact.contains(said)))
 }
 
 /// A text and what its positions should predict.
@@ -122,6 +131,9 @@ impl BabilongLessons {
             let wanted = format!("at least {least} where facts and questions have segments of their own");
             return Err(Error::config("segments", &wanted, self.segments));
         }
+        if self.direct && self.task.number() != 4 {
+            return Err(Error::config("direct", "false but with qa4, whose questions may repeat a fact's words", self.task));
+        }
         simulate::story(self.task, &mut Random::new(0)).map(|_| ())
     }
 
@@ -154,6 +166,9 @@ impl BabilongLessons {
             let told = simulate::facts(self.task, facts, random)?;
             let asked = Question { text: String::new(), answer: String::new(), supports: Vec::new() };
             let mut questions = Sample { facts: told.clone(), question: asked }.questions_at_end(self.task)?;
+            if self.direct {
+                questions.retain(|q| repeats_a_fact(q, &told));
+            }
             for i in (1..questions.len()).rev() {
                 questions.swap(i, random.below(i + 1));
             }
