@@ -12,6 +12,7 @@ use armt::config::Alignment;
 use armt::engine::Device;
 use armt::eval::babilong::compare::{Judged, Measure, curves, table};
 use armt::eval::babilong::{Answered, Cell, Judge, Progress, Report, Settings, count};
+use armt::eval::results::Experiment;
 use armt::generate::Options;
 use armt::segment::Batch;
 use armt::tasks::babi::Task;
@@ -258,4 +259,17 @@ fn models_are_compared_by_their_means_and_a_mean_needs_every_task() {
     assert!(Judged::all(Measure::ExactMatch, named(&[("A", &report(&[]))])).is_err());
     let without = report(&[Cell { label_match: None, ..cell(1, 0, 1.0) }]);
     assert!(Judged::all(Measure::LabelMatch, named(&[("A", &without)])).unwrap_err().to_string().contains("--label-match"));
+}
+
+#[test]
+fn files_of_a_models_tasks_are_one_model_of_the_results() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path().join("babilong");
+    std::fs::create_dir(&folder).unwrap();
+    for (file, cell) in [("ARMT.json", cell(1, 0, 1.0)), ("ARMT.qa2.json", cell(2, 0, 0.5)), ("RMT.qa.json", cell(1, 0, 0.2))] {
+        Report { name: None, ..report(&[cell]) }.save(&folder.join(file)).unwrap();
+    }
+    let experiments = Experiment::all(place.path()).unwrap();
+    let rows = ["| ARMT | qa1 | 100.0 | 10 | 1 |", "| ARMT | qa2 | 50.0 | 10 | 1 |", "| RMT.qa | qa1 | 20.0 | 10 | 1 |"];
+    assert_eq!(experiments[0].table.lines().skip(2).collect::<Vec<_>>(), rows);
 }

@@ -170,6 +170,11 @@ fn replaced(whole: &Tensor, rows: Range<usize>, part: &Tensor) -> Result<Tensor>
     Ok(ops::concat(&parts, 0)?)
 }
 
+/// The last m rows of `[n, B, T, ..]`, which are those of the memory tokens.
+pub(crate) fn last_rows(x: &Tensor, m: usize) -> Result<Tensor> {
+    Ok(ops::narrow(x, 2, x.dims()[2] - m, m)?)
+}
+
 /// `[n, m, d]` repeated for each text: `[n, B, m, d]`.
 fn spread(m: &Tensor, batch: usize) -> Result<Tensor> {
     let (n, tokens, d) = (m.dims()[0], m.dims()[1], m.dims()[2]);
@@ -204,8 +209,7 @@ impl Model {
             Kind::Associative { .. } => {
                 let (x, memory) = self.settling_read(tape, layers.clone(), x, memory)?;
                 let y = block(&x)?;
-                let (t, m) = (y.dims()[2], self.config().memory.tokens_after());
-                let tokens = ops::narrow(&y, 2, t - m, m)?;
+                let tokens = last_rows(&y, self.config().memory.tokens_after())?;
                 let memory = self.associative_write(tape, layers, &tokens, memory, backprop.unwinds(self.dtype()))?;
                 return Ok((y, memory));
             }
@@ -214,7 +218,7 @@ impl Model {
                 let (tokens, t) = (m.dims()[2], x.dims()[2]);
                 let x = ops::concat(&[&m, &ops::narrow(x, 2, tokens, t - 2 * tokens)?, &m], 2)?;
                 let y = block(&x)?;
-                let m = ops::narrow(&y, 2, t - tokens, tokens)?;
+                let m = last_rows(&y, tokens)?;
                 (y, Kind::Prmt(replaced(whole, rows, &m)?))
             }
             Kind::Window(previous) => {
@@ -261,11 +265,10 @@ impl Model {
             return Ok(((before > 0).then(|| ops::rows(&y, 0..before)).transpose()?, memory));
         }
         let (x, memory) = self.settling_read(tape, layers.clone(), x, memory)?;
-        let m = self.config().memory.tokens_after();
-        let (y, last) = self.block_to_memory(tape, layers.clone(), &x, padding, m)?;
+        let (y, last) = self.block_to_memory(tape, layers.clone(), &x, padding)?;
         let tokens = match &y {
             None => last,
-            Some(y) => ops::concat(&[&ops::narrow(y, 2, y.dims()[2] - m, m)?, &last], 0)?,
+            Some(y) => ops::concat(&[&last_rows(y, last.dims()[2])?, &last], 0)?,
         };
         Ok((y, self.associative_write(tape, layers, &tokens, memory, backprop.unwinds(self.dtype()))?))
     }

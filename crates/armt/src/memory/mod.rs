@@ -5,5 +5,5 @@ mod file;
 mod layer;
 mod state;
 
-pub(crate) use layer::{Kind, LayerMemory};
+pub(crate) use layer::{Kind, LayerMemory, last_rows};
 pub use state::{Content, MemoryState};

@@ -14,6 +14,7 @@ use super::weights::{LinearWeights, NormWeights};
 use super::{Model, Padding};
 use crate::config::{Mlp, Norm};
 use crate::error::Result;
+use crate::memory::last_rows;
 
 /// What a block's queries may see.
 pub(crate) enum Attend<'a> {
@@ -63,17 +64,16 @@ impl Model {
         Ok((self.after_attention(tape, &layers, x, &o)?, qkv))
     }
 
-    /// The same within a segment, where of the last of the layers only the last m rows are wanted: the outputs `[n - 1, B, T, d]` of the
-    /// layers before it, if there are any, and `[1, B, m, d]`.
+    /// The same within a segment, where of the last of the layers only the memory tokens' rows are wanted: the outputs `[n - 1, B, T, d]` of
+    /// the layers before it, if there are any, and `[1, B, m, d]`.
     pub(crate) fn block_to_memory(
         &self,
         tape: &Tape,
         layers: Range<usize>,
         x: &Tensor,
         padding: Option<&Padding>,
-        m: usize,
     ) -> Result<(Option<Tensor>, Tensor)> {
-        let (heads, before, t) = (self.backbone.heads, layers.len() - 1, x.dims()[2]);
+        let (heads, before, m) = (self.backbone.heads, layers.len() - 1, self.config.memory.tokens_after());
         let qkv = self.packed(tape, &layers, x)?;
         let qkv = padding.map_or_else(|| self.rotate(&qkv, 0), |p| self.rotate_to(&qkv, &p.rows))?;
         let mask = |rows: Range<usize>| padding.map(|p| ops::rows(&p.mask, rows)).transpose();
@@ -84,9 +84,8 @@ impl Model {
             None
         };
         let (q, k, v) = self.split(&ops::rows(&qkv, before..before + 1)?)?;
-        let own = |rows: &Tensor| ops::narrow(rows, 2, t - m, m);
-        let o = ops::attention_cached(&own(&q)?, &k, &v, heads, mask(before..before + 1)?.as_ref())?;
-        let x = own(&ops::rows(x, before..before + 1)?)?;
+        let o = ops::attention_cached(&last_rows(&q, m)?, &k, &v, heads, mask(before..before + 1)?.as_ref())?;
+        let x = last_rows(&ops::rows(x, before..before + 1)?, m)?;
         Ok((y, self.after_attention(tape, &(layers.end - 1..layers.end), &x, &o)?))
     }
 
