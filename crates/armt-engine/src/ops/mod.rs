@@ -49,7 +49,7 @@ pub use reduce::{mean, sum, sum_axis};
 pub use rotary::rotary;
 pub use slice::narrow;
 pub use softmax::softmax;
-pub use view::{cut_rows, reshape, rows};
+pub use view::{cut_rows, reshape, rows, split_rows};
 
 use crate::error::Result;
 use crate::tensor::{DType, Device, Tensor};

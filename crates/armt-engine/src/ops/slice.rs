@@ -75,12 +75,12 @@ impl Stretches {
             (None, DType::BF16) => cpu::update((&x.read::<bf16>(OP)?, from), (&mut y.write::<bf16>(OP)?, to), width, |_, x| x),
             (None, DType::I32) => cpu::update((&x.read::<i32>(OP)?, from), (&mut y.write::<i32>(OP)?, to), width, |_, x| x),
             (Some(_), dtype) => {
-                // Sixteen bytes at a time where everything is a multiple of them. The bits of an i32 travel as those of an f32.
-                let unit = 16 / dtype.size();
-                let sizes = [width, from.stride, from.at, to.stride, to.at];
-                let vector = sizes.iter().all(|n| n.is_multiple_of(unit)) && [x, y].iter().all(|t| t.ptr().is_multiple_of(16));
-                let dtype = if dtype == DType::I32 { DType::F32 } else { dtype };
-                if vector { self.launch("copy_vectors", dtype, unit, x, y)? } else { self.launch("copy", dtype, 1, x, y)? }
+                // The bits of an i32 travel as those of an f32.
+                let bits = if dtype == DType::I32 { DType::F32 } else { dtype };
+                match self.unit(x, y) {
+                    1 => self.launch("copy", bits, 1, x, y)?,
+                    unit => self.launch("copy_vectors", bits, unit, x, y)?,
+                }
             }
         }
         Ok(())
@@ -98,10 +98,22 @@ impl Stretches {
                 let sum = |y, x| round_bf16(widen(y) + widen(x));
                 cpu::update((&x.read::<bf16>(OP)?, from), (&mut y.write::<bf16>(OP)?, to), width, sum);
             }
-            (Some(_), dtype, DType::F32) => self.launch("add_to_f32", dtype, 1, x, y)?,
-            (Some(_), dtype, _) => self.launch("add", dtype, 1, x, y)?,
+            (Some(_), dtype, to) if dtype != to => self.launch("add_to_f32", dtype, 1, x, y)?,
+            (Some(_), dtype, _) => match self.unit(x, y) {
+                1 => self.launch("add", dtype, 1, x, y)?,
+                unit => self.launch("add_vectors", dtype, unit, x, y)?,
+            },
         }
         Ok(())
+    }
+
+    /// Scalars that a thread takes at a time, of tensors of one type: sixteen bytes where everything is a multiple of them.
+    fn unit(self, x: &Tensor, y: &Tensor) -> usize {
+        let Stretches { width, from, to, .. } = self;
+        let unit = 16 / x.dtype().size();
+        let sizes = [width, from.stride, from.at, to.stride, to.at];
+        let fits = sizes.iter().all(|n| n.is_multiple_of(unit)) && [x, y].iter().all(|t| t.ptr().is_multiple_of(16));
+        if fits { unit } else { 1 }
     }
 
     /// A kernel of slice.cu over elements of `unit` scalars.

@@ -74,19 +74,18 @@ impl Model {
         padding: Option<&Padding>,
     ) -> Result<(Option<Tensor>, Tensor)> {
         let (heads, before, m) = (self.backbone.heads, layers.len() - 1, self.config.memory.tokens_after());
-        let qkv = self.packed(tape, &layers, x)?;
-        let qkv = padding.map_or_else(|| self.rotate(&qkv, 0), |p| self.rotate_to(&qkv, &p.rows))?;
-        let mask = |rows: Range<usize>| padding.map(|p| ops::rows(&p.mask, rows)).transpose();
-        let y = if before > 0 {
-            let o = ops::attention(&ops::rows(&qkv, 0..before)?, heads, mask(0..before)?.as_ref())?;
-            Some(self.after_attention(tape, &(layers.start..layers.end - 1), &ops::rows(x, 0..before)?, &o)?)
-        } else {
-            None
-        };
-        let (q, k, v) = self.split(&ops::rows(&qkv, before..before + 1)?)?;
-        let o = ops::attention_cached(&last_rows(&q, m)?, &k, &v, heads, mask(before..before + 1)?.as_ref())?;
-        let x = last_rows(&ops::rows(x, before..before + 1)?, m)?;
-        Ok((y, self.after_attention(tape, &(layers.end - 1..layers.end), &x, &o)?))
+        let [paddings, last_padding] = padding.map(|p| p.split(before)).transpose()?.map_or([None, None], |parts| parts.map(Some));
+        // Parted here, where the gradient's two parts are put together in a third of the bytes that it would take after the product.
+        let [xs, x] = ops::split_rows(x, before)?;
+        let last = layers.end - 1..layers.end;
+        let qkv = self.packed(tape, &last, &x)?;
+        let qkv = last_padding.as_ref().map_or_else(|| self.rotate(&qkv, 0), |p| self.rotate_to(&qkv, &p.rows))?;
+        let (q, k, v) = self.split(&qkv)?;
+        let o = ops::attention_cached(&last_rows(&q, m)?, &k, &v, heads, last_padding.as_ref().map(|p| &p.mask))?;
+        let tokens = self.after_attention(tape, &last, &last_rows(&x, m)?, &o)?;
+        let attend = Attend::Segment(paddings.as_ref());
+        let y = (before > 0).then(|| self.block(tape, layers.start..last.start, &xs, attend)).transpose()?;
+        Ok((y.map(|(y, _)| y), tokens))
     }
 
     /// Packed queries, keys and values before rotation.

@@ -44,6 +44,14 @@ pub(crate) struct Padding {
     pub(crate) rows: Tensor,
 }
 
+impl Padding {
+    /// That of the segments before segment `at` of the n, and of those from it on.
+    fn split(&self, at: usize) -> Result<[Self; 2]> {
+        let ([mask, masks], [rows, more]) = (ops::split_rows(&self.mask, at)?, ops::split_rows(&self.rows, at)?);
+        Ok([Padding { mask, rows }, Padding { mask: masks, rows: more }])
+    }
+}
+
 /// What a training example asks for: which positions predict, and what.
 #[derive(Clone, Debug)]
 pub struct Targets {

@@ -12,4 +12,7 @@ typedef Vec<u32, 4> Sixteen;
 STRETCHES(copy, T, T, *to = from)
 STRETCHES(copy_vectors, Sixteen, Sixteen, *to = from)
 STRETCHES(add, T, T, *to = from_f32<T>(to_f32(*to) + to_f32(from)))
+typedef Vec<T, 16 / sizeof(T)> Several;
+STRETCHES(add_vectors, Several, Several,
+          for (int e = 0; e < 16 / sizeof(T); e++) to->v[e] = from_f32<T>(to_f32(to->v[e]) + to_f32(from.v[e])))
 STRETCHES(add_to_f32, T, float, *to += to_f32(from))

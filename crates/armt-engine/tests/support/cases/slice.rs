@@ -64,6 +64,21 @@ pub fn cases() -> Vec<Case> {
         |t| ops::cast(&ops::narrow(&t[0], 1, 3, 5)?, armt_engine::DType::F32),
         |a| range(&a[0], 1, 3, 5),
     ));
+    for at in [0, 2, 5] {
+        cases.push(Case::new(
+            format!("rows split at {at} and swapped"),
+            vec![normal(&mut rng, &[5, 3, 17])],
+            move |t| ops::split_rows(&t[0], at).and_then(|[a, b]| ops::concat(&[&b, &a], 0)),
+            move |a| joined(&[range(&a[0], 0, at, 5 - at), range(&a[0], 0, 0, at)], 0),
+        ));
+    }
+    // One part has no gradient; the other's is added to that of the whole.
+    cases.push(Case::new(
+        "rows split, one part used beside the whole",
+        vec![normal(&mut rng, &[5, 17])],
+        |t| ops::split_rows(&t[0], 3).and_then(|[_, b]| ops::concat(&[&t[0], &b], 0)),
+        |a| joined(&[a[0].clone(), range(&a[0], 0, 3, 2)], 0),
+    ));
     let lists: [(&[&[usize]], usize); 8] = [
         (&[&[1]], 0),
         (&[&[1], &[3]], 0),
