@@ -246,6 +246,7 @@ fn models_are_compared_by_their_means_and_a_mean_needs_every_task() {
     let seeds = Judged::all(Measure::LabelMatch, named(&[("A", &one), ("A", &two)])).unwrap();
     let qa1 = curves(&seeds).series[0].marks.clone();
     assert!((qa1[0].y - 0.85).abs() < 1e-9 && qa1[0].spread == Some((0.7, 1.0)), "{qa1:?}");
+    assert!(table(&seeds).contains("| A | qa1 | 85.0 (70.0 to 100.0) |"), "{}", table(&seeds));
     assert_eq!(seeds[0].heat_map().rows.iter().map(|r| r.0.as_str()).collect::<Vec<_>>(), ["qa1", "qa2", "mean"]);
     assert!(seeds[0].heat_map().svg().is_ok() && curves(&seeds).svg().is_ok());
     // A model of its own for each task, beside one that has only the first.

@@ -238,6 +238,28 @@ fn truncated_gradients_are_those_of_the_last_stretch_alone() {
 /// What one test records, no other may issue between.
 static GPU: Mutex<()> = Mutex::new(());
 
+/// On a GPU the last layer computes its few wanted rows alone only beside large batches.
+#[test]
+fn a_large_batch_gives_the_same_under_both_schedules() {
+    let agree = |device: &Device, batch: usize| {
+        let config = small::config("gpt2", 3, memories().remove(0), 24, Alignment::Left);
+        let model = small::model_of_spread(config, 21, 0.1, device);
+        let (text, state) = (tokens(batch, 4 * 24, 22), used_state(&model, batch, 23));
+        let both = [Choice::Sequential, Choice::Diagonal].map(|schedule| run(&model, &text, 2, &state, schedule));
+        let memories = both.each_ref().map(|run| numbers(&run.state));
+        assert!(off(&memories[1], &memories[0]) < 1e-4, "memory is off by {}", off(&memories[1], &memories[0]));
+        for ((name, x), (_, y)) in both[0].gradients.iter().zip(&both[1].gradients) {
+            assert!(off(y, x) < 1e-4, "the gradient of {name} is off by {}", off(y, x));
+        }
+    };
+    agree(&Device::cpu(), 64);
+    let _alone = GPU.lock().unwrap();
+    match Device::cuda(0) {
+        Ok(cuda) => agree(&cuda, 4096), // 4096 x 26 x 16 elements of a layer's inputs
+        Err(why) => println!("not on the GPU: {why}"),
+    }
+}
+
 /// From fixed weights and data, ten training steps. On the GPU where there is one: `cargo test --test schedules ten_losses`.
 #[test]
 fn ten_losses_are_the_same_under_every_schedule() {

@@ -453,6 +453,8 @@ steps = 20
         refused(&babilong.replace("segments = 8\n", ""), &["stage 2", "segments: expected a number"]);
         refused(&babilong.replace("[memory]", "question = \"qa7\"\n[memory]"), &["qa1 to qa5", "qa7"]);
         refused(&format!("{RECIPE}segment = 3"), &["stage 2 (line 13)", "segment: expected no such key with Remember"]);
+        refused(&format!("{RECIPE}aligned = true"), &["stage 2 (line 13)", "aligned: expected no such key with Remember"]);
+        refused(&format!("{RECIPE}direct = true"), &["stage 2 (line 13)", "direct: expected no such key with Remember"]);
         refused(&RECIPE.replace("pairs = 2\n", ""), &["stage 1", "pairs: expected a number"]);
     }
 

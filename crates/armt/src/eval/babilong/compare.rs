@@ -172,27 +172,34 @@ pub fn curves(models: &[Judged]) -> Plot {
     }
 }
 
-/// A table in Markdown, in per cent: a row for each task of each model and for their mean, a column for each length.
+/// A table in Markdown, in per cent: a row for each task of each model and for their mean, a column for each length. Of several seeds the
+/// mean, with the least and the most.
 pub fn table(models: &[Judged]) -> String {
     let lengths = sorted(models.iter().flat_map(Judged::cells).map(|c| c.length));
-    let percent = |share: Option<f64>| share.map_or("-".into(), |s| format!("{:.1}", 100.0 * s));
+    let percent = |share: f64| format!("{:.1}", 100.0 * share);
+    let text = |shares: Vec<f64>| match (mean(&shares).map(percent), &shares[..]) {
+        (None, _) => "-".into(),
+        (Some(mean), [least, .., most]) if least < most => format!("{mean} ({} to {})", percent(*least), percent(*most)),
+        (Some(mean), _) => mean,
+    };
     let label = models.first().map_or("", |m| m.measure.label());
     let mut lines = vec![vec![format!("{label} in %, tokens"), "task".into()]];
     lines[0].extend(lengths.iter().map(Length::to_string));
     lines[0].extend(["samples".into(), "seeds".into()]);
     lines.push(vec!["---".into(); lines[0].len()]);
     for model in models {
-        let mut row = |task: String, of: &[&Report], shares: Vec<Option<f64>>| {
+        let mut row = |task: String, of: &[&Report], shares: Vec<Vec<f64>>| {
             let samples = sorted(of.iter().flat_map(|r| &r.cells).map(|c| c.samples));
             let ends = [samples.iter().map(usize::to_string).collect::<Vec<_>>().join(", "), of.len().to_string()];
-            let shares = shares.into_iter().map(percent);
+            let shares = shares.into_iter().map(text);
             lines.push([model.name.replace('|', "\\|"), task].into_iter().chain(shares).chain(ends).collect());
         };
         for task in model.tasks() {
             let of: Vec<&Report> = model.reports.iter().filter(|r| r.cells.iter().any(|c| c.task == task)).collect();
-            row(task.to_string(), &of, lengths.iter().map(|l| model.share(task, *l)).collect());
+            row(task.to_string(), &of, lengths.iter().map(|l| model.shares(task, *l)).collect());
         }
-        if let Some(means) = model.mean_row(&lengths) {
+        if model.mean_row(&lengths).is_some() {
+            let means = lengths.iter().map(|l| model.means(*l)).collect();
             row(MEAN.into(), &model.reports.iter().collect::<Vec<_>>(), means);
         }
     }

@@ -58,6 +58,10 @@ impl Recipe {
         if let Some((key, value)) = foreign.iter().find_map(|(key, value)| value.map(|v| (key, v))) {
             return Err(Error::config(key, &format!("no such key with {:?}", self.task.setting), value));
         }
+        let ways = [("aligned", stage.aligned), ("direct", stage.direct)];
+        if let Some((key, _)) = ways.iter().find(|(_, on)| *on && self.task.setting != TaskKind::Babilong) {
+            return Err(Error::config(key, &format!("no such key with {:?}", self.task.setting), true));
+        }
         let needed: &[&str] = if self.task.setting == TaskKind::Babilong { &["segment", "segments"] } else { &["pairs"] };
         if let Some((key, _)) = own.iter().find(|(key, value)| needed.contains(key) && value.is_none()) {
             return Err(Error::config(key, "a number", "none"));
