@@ -55,6 +55,12 @@ pub struct Guide {
     pub series: Option<usize>,
 }
 
+impl Guide {
+    fn colour(&self) -> &'static str {
+        self.series.map_or("#777777", |i| COLOURS[i % COLOURS.len()])
+    }
+}
+
 /// A dashed grey line to compare the series with. The axes do not grow for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reference {
@@ -208,7 +214,8 @@ impl Plot {
                 r#"<clipPath id="{id}"><rect x="{left:.1}" y="{top:.1}" width="{wide:.1}" height="{high:.1}"/></clipPath>"#
             ));
         }
-        self.guides.iter().for_each(|guide| draw_guide(&mut d, guide, &x));
+        let guides = || self.guides.iter().filter(|guide| (x.from..=x.to).contains(&guide.x));
+        guides().for_each(|guide| draw_guide(&mut d, guide, x.place(guide.x)));
         if let Some(Reference { points, .. }) = &self.reference {
             d.add(format_args!(r#"<g clip-path="url(#frame)">"#));
             d.dashes(&points.iter().map(|(px, py)| (x.place(*px), y.place(*py))).collect::<Vec<_>>());
@@ -224,6 +231,7 @@ impl Plot {
             points.iter().for_each(|(px, py)| d.mark(i, *px, *py));
         }
         d.add(format_args!("</g>"));
+        guides().for_each(|guide| label_guide(&mut d, guide, x.place(guide.x)));
         for (i, name) in names().enumerate() {
             let at = TOP + 12.0 + 22.0 * i as f64;
             let sample = [(RIGHT + 16.0, at), (RIGHT + 44.0, at)];
@@ -294,20 +302,24 @@ impl Plot {
     }
 }
 
-/// The label stands along the line, on its left or, where there is no room, its right; halfway up, as series crowd at top and bottom.
-fn draw_guide(d: &mut Drawing, guide: &Guide, x: &Axis) {
-    if !(x.from..=x.to).contains(&guide.x) {
-        return;
-    }
-    let colour = guide.series.map_or("#777777", |i| COLOURS[i % COLOURS.len()]);
-    let at = x.place(guide.x);
+fn draw_guide(d: &mut Drawing, guide: &Guide, at: f64) {
+    let colour = guide.colour();
     d.add(format_args!(
         r#"<line x1="{at:.1}" y1="{TOP:.1}" x2="{at:.1}" y2="{BOTTOM:.1}" stroke="{colour}" stroke-width="1.5" stroke-dasharray="1.5 3"/>"#
     ));
+}
+
+/// Along the line, on its left or, where there is no room, its right; halfway up, as series crowd at top and bottom. White behind it keeps
+/// it readable where a series crosses it.
+fn label_guide(d: &mut Drawing, guide: &Guide, at: f64) {
     let tx = if at - LEFT > 20.0 { at - 5.0 } else { at + 14.0 };
     let ty = (TOP + BOTTOM) / 2.0;
-    let turned = format_args!(r#"font-size="11" fill="{colour}" transform="rotate(-90 {tx:.1} {ty:.1})""#);
-    d.text(tx, ty, "middle", turned, &guide.label);
+    for paint in
+        [r##"stroke="#ffffff" stroke-width="4" stroke-linejoin="round""##.to_string(), format!(r#"fill="{}""#, guide.colour())]
+    {
+        let turned = format_args!(r#"font-size="11" {paint} transform="rotate(-90 {tx:.1} {ty:.1})""#);
+        d.text(tx, ty, "middle", turned, &guide.label);
+    }
 }
 
 /// A band between the least and the most of neighbouring points, and bars where a point has none beside it.
