@@ -94,6 +94,20 @@ fn a_resumed_run_gives_the_numbers_of_an_unbroken_one() {
 }
 
 #[test]
+fn a_stage_that_gains_nothing_ends_early_unless_it_is_to_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let steps = |name: &str, more: &[&str]| {
+        let path = dir.path().join(name);
+        let changes = ["optimizer.lr=1e-12", "eval.every=1", "eval.patience=2"].iter().chain(more).map(|c| c.to_string());
+        run(&path, false, u64::MAX, &changes.collect::<Vec<_>>()).unwrap();
+        [1, 2].map(|stage| log(&path).iter().filter(|l| l.get("loss").is_some() && l["stage"] == stage).count())
+    };
+    let [first, second] = steps("impatient", &[]);
+    assert!(first <= 3 && second <= 3, "{first} and {second} steps");
+    assert_eq!(steps("patient", &["stage.1.patience=0"]), [7, second]);
+}
+
+#[test]
 fn a_run_that_explodes_stops_with_the_step_and_the_last_good_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run");

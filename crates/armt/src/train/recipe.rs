@@ -265,6 +265,9 @@ pub struct Stage {
     /// Another `decay` for this stage.
     #[serde(default)]
     pub decay: Option<f32>,
+    /// Another `eval.patience` for this stage: 0 where the rate shall fall to its end.
+    #[serde(default)]
+    pub patience: Option<u64>,
 }
 
 fn one() -> usize {

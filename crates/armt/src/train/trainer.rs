@@ -307,7 +307,7 @@ impl StageRun<'_> {
         self.save(progress)?;
         // A stop that is asked for here is heard again at the next step.
         let _ = each(&Event::Validation { progress: *progress, stage: self.name, exact_match: exact });
-        let patience = self.recipe.eval.patience;
+        let patience = self.stage.patience.unwrap_or(self.recipe.eval.patience);
         Ok(exact >= self.stage.until || (patience > 0 && progress.waited >= patience))
     }
 
