@@ -18,7 +18,7 @@ use crate::model::{Attend, Model, Padding};
 use crate::schedule::Backprop;
 
 /// Elements of a layer's inputs, B T d, from which on a GPU gains by leaving out most of the last layer. Of w1's shape 4 texts have as many:
-/// they gain 1 %, 8 texts 4 %, and 2 would lose 6 %.
+/// they gain at most 1 %, 8 texts 4 %, and 2 would lose 6 %.
 const NARROW_FROM: usize = 3 << 19;
 
 /// The memory of some layers, stacked: what a layer's step takes and gives back. No two may wait for the same write, so it is not cloned.

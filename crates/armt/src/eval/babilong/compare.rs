@@ -1,6 +1,6 @@
 //! BABILong reports as pictures and as a table: tasks by lengths, and accuracy over the length.
 //!
-//! Reports of one name are seeds of one model: a cell is their mean, in curves with the least and the most. The mean of the tasks is the
+//! Reports of one name are seeds of one model: a cell is their mean, in curves and in the table with the least and the most. The mean of the tasks is the
 //! benchmark's headline; it stands only where each of a model's tasks was judged.
 
 use super::{Cell, Report};
@@ -105,10 +105,10 @@ impl Judged {
         means
     }
 
-    /// The means over the tasks, where there are several and a seed was judged on all of them.
-    fn mean_row(&self, lengths: &[Length]) -> Option<Vec<Option<f64>>> {
-        let means: Vec<_> = lengths.iter().map(|l| mean(&self.means(*l))).collect();
-        (self.tasks().len() > 1 && means.iter().any(Option::is_some)).then_some(means)
+    /// The seeds' means over the tasks at each length, where there are several tasks and a seed was judged on all of them.
+    fn mean_row(&self, lengths: &[Length]) -> Option<Vec<Vec<f64>>> {
+        let means: Vec<_> = lengths.iter().map(|l| self.means(*l)).collect();
+        (self.tasks().len() > 1 && means.iter().any(|seeds| !seeds.is_empty())).then_some(means)
     }
 
     /// Tasks by lengths, and their mean where there are several.
@@ -118,7 +118,7 @@ impl Judged {
         for task in self.tasks() {
             rows.push((task.to_string(), lengths.iter().map(|l| self.share(task, *l)).collect()));
         }
-        rows.extend(self.mean_row(&lengths).map(|means| (MEAN.into(), means)));
+        rows.extend(self.mean_row(&lengths).map(|means| (MEAN.into(), means.iter().map(|seeds| mean(seeds)).collect())));
         HeatMap {
             title: format!("BABILong, {} in %: {}", self.measure.label(), self.name),
             x_label: "tokens of the context".into(),
@@ -198,8 +198,7 @@ pub fn table(models: &[Judged]) -> String {
             let of: Vec<&Report> = model.reports.iter().filter(|r| r.cells.iter().any(|c| c.task == task)).collect();
             row(task.to_string(), &of, lengths.iter().map(|l| model.shares(task, *l)).collect());
         }
-        if model.mean_row(&lengths).is_some() {
-            let means = lengths.iter().map(|l| model.means(*l)).collect();
+        if let Some(means) = model.mean_row(&lengths) {
             row(MEAN.into(), &model.reports.iter().collect::<Vec<_>>(), means);
         }
     }
