@@ -10,10 +10,11 @@ use std::ops::Range;
 use super::assoc_cut::{Cut, Held};
 use super::dpfp::feature_width;
 use super::matmul::{Linear, Sizes, forward, multiply};
+use super::reduce::sum_middle_into;
 use super::{cast, cuda_of, to_f32, via_f32};
 use crate::cpu::assoc::WriteSizes;
 use crate::cpu::assoc_read::{self as cpu, ReadSizes};
-use crate::cuda::CudaDevice;
+use crate::cuda::{CudaDevice, Launch};
 use crate::error::{Error, Result};
 use crate::tape::{Backward, Grads, Target, record};
 use crate::tensor::{DType, Shape, Tensor};
@@ -28,7 +29,7 @@ const FEW: usize = 16;
 /// Reads the memory A `[.., dk, d]`, z `[.., dk]` (f32) with raw queries q = W_Q x `[.., T, dm]`; the result, plus `residual` if given,
 /// is `[.., T, d]` in q's type. dk = 2 nu dm. Leading axes must agree; anything else is an error.
 pub fn assoc_read(q: &Tensor, a: &Tensor, z: &Tensor, nu: usize, residual: Option<&Tensor>) -> Result<Tensor> {
-    read(q, a, z, None, nu, residual)
+    read(q, a, z, None, nu, residual, None)
 }
 
 /// The same with the memories `rows` of the leading axis of A `[L, .., dk, d]` and z `[L, .., dk]`: q is `[rows, .., T, dm]`. The gradients
@@ -43,7 +44,7 @@ pub fn assoc_read_rows(
 ) -> Result<Tensor> {
     expect_rows(OP, a, &rows)?;
     expect_rows(OP, z, &rows)?;
-    read(q, a, z, Some(rows), nu, residual)
+    read(q, a, z, Some(rows), nu, residual, None)
 }
 
 /// Refuses rows that a memory does not have.
@@ -59,19 +60,27 @@ pub(super) fn part(x: &Tensor, rows: Option<&Range<usize>>) -> Tensor {
     rows.map_or_else(|| x.detach(), |rows| x.view_rows(rows.clone()))
 }
 
-fn read(
+/// Whether such queries are served by a product that A is rounded for.
+pub(super) fn rounds(q: &Tensor) -> bool {
+    let rank = q.shape().rank();
+    cuda_of(q).is_some() && q.dtype() == DType::BF16 && rank >= 2 && q.shape()[rank - 2] > FEW
+}
+
+/// `rounded`: the rows of A in the type of the queries, where they are at hand.
+pub(super) fn read(
     q: &Tensor,
     whole_a: &Tensor,
     whole_z: &Tensor,
     rows: Option<Range<usize>>,
     nu: usize,
     residual: Option<&Tensor>,
+    rounded: Option<Tensor>,
 ) -> Result<Tensor> {
     let (a, z) = (&part(whole_a, rows.as_ref()), &part(whole_z, rows.as_ref()));
     let sizes = checked(q, a, z, nu, residual)?;
     if via_f32(q) {
         let residual = residual.map(to_f32).transpose()?;
-        return cast(&self::read(&to_f32(q)?, whole_a, whole_z, rows, nu, residual.as_ref())?, DType::BF16);
+        return cast(&self::read(&to_f32(q)?, whole_a, whole_z, rows, nu, residual.as_ref(), None)?, DType::BF16);
     }
     let (Sizes { m: t, n: d, .. }, dm) = (sizes, q.shape().last());
     let shape = q.shape().with_last(d);
@@ -87,7 +96,8 @@ fn read(
         cpu::read_few(&q, &a, &z, residual.as_deref(), &mut y.write::<f32>(OP)?, read.widths());
     } else {
         let qn = read.features()?;
-        forward(&qn, &read.rounded_memory()?, &Linear { residual, ..Linear::default() }, read.sizes, &y, None)?;
+        let rounded = rounded.map_or_else(|| read.rounded_memory(), Ok)?;
+        forward(&qn, &rounded, &Linear { residual, ..Linear::default() }, read.sizes, &y, None)?;
     }
     let inputs: Vec<&Tensor> = [Some(q), Some(whole_a), Some(whole_z), residual].into_iter().flatten().collect();
     Ok(record(&inputs, y, || ReadBackward { read, has_residual: residual.is_some() }))
@@ -130,6 +140,12 @@ struct Read {
     sizes: Sizes,
 }
 
+/// How the queries of a memory are shared out: blocks, and queries for each of their warps.
+struct Lanes {
+    chunks: usize,
+    each: usize,
+}
+
 impl Read {
     /// How a kernel that walks over A once goes about it, where that is faster than products: for a few queries of each of many memories.
     fn few(&self, held: Held) -> Result<Option<(&CudaDevice, Cut)>> {
@@ -147,6 +163,19 @@ impl Read {
 
     fn widths(&self) -> ReadSizes {
         ReadSizes { t: self.sizes.m, dm: self.q.shape().last(), d: self.sizes.n, nu: self.nu }
+    }
+
+    /// A kernel of `read_lanes.cu` on its share of the queries, where a row of the features' r fills the lanes of a warp.
+    fn by_lanes<'a>(&self, cuda: &'a CudaDevice, name: &str) -> Result<Option<(Launch<'a>, Lanes)>> {
+        let (s, dm) = (self.sizes, self.q.shape().last());
+        if ![16, 32, 64].contains(&dm) || self.nu > 3 {
+            return Ok(None);
+        }
+        // Warps enough to hide the memory's latency first; then more queries for each, which share a z.
+        let each = (s.batch * s.m / (64 * cuda.multiprocessors())).clamp(1, 16);
+        let chunks = s.m.div_ceil(ROWS * each);
+        let launch = cuda.kernel_with("read_lanes", self.q.dtype(), &[("C_OWN", dm / 16)], name)?;
+        Ok(Some((launch.block(32 * ROWS).grid(s.batch * chunks, 1, 1), Lanes { each, chunks })))
     }
 
     /// This part of a gradient of the whole memory, to be added to.
@@ -170,12 +199,17 @@ impl Read {
         let qn = Tensor::uninit([s.batch, s.m, s.k], q.dtype(), q.device())?;
         match cuda_of(q) {
             None => cpu::read_features(&q.read::<f32>(OP)?, &z.read::<f32>(OP)?, &mut qn.write::<f32>(OP)?, self.widths()),
-            Some(cuda) => {
-                let rows = s.batch * s.m;
-                let launch = cuda.kernel("assoc", q.dtype(), "read_features")?.block(32 * ROWS).grid(rows.div_ceil(ROWS), 1, 1);
-                let launch = launch.shared(ROWS * 2 * dm * 4).arg(q).arg(z).arg(&qn).arg(rows);
-                launch.arg(s.m as i32).arg(dm as i32).arg(*nu as i32).run()?;
-            }
+            Some(cuda) => match self.by_lanes(cuda, "read_features")? {
+                Some((launch, by)) => {
+                    launch.arg(q).arg(z).arg(&qn).arg(s.m as i32).arg(*nu as i32).arg(by.each as i32).run()?;
+                }
+                None => {
+                    let rows = s.batch * s.m;
+                    let launch = cuda.kernel("assoc", q.dtype(), "read_features")?.block(32 * ROWS).grid(rows.div_ceil(ROWS), 1, 1);
+                    let launch = launch.shared(ROWS * 2 * dm * 4).arg(q).arg(z).arg(&qn).arg(rows);
+                    launch.arg(s.m as i32).arg(dm as i32).arg(*nu as i32).run()?;
+                }
+            },
         }
         Ok(qn)
     }
@@ -193,6 +227,15 @@ impl Read {
                 cpu::read_backward(&q, &z, &dqn, &mut dq.write::<f32>(OP)?, (&mut dz.write::<f32>(OP)?, add), self.widths());
             }
             Some(cuda) => {
+                if let Some((launch, by)) = self.by_lanes(cuda, "read_backward")? {
+                    let parts = dz.map(|_| Tensor::uninit([s.batch, by.chunks, s.k], DType::F32, q.device())).transpose()?;
+                    let launch = launch.arg(q).arg(z).arg(dqn).arg(&dq).arg(parts.as_ref());
+                    launch.arg(s.m as i32).arg(*nu as i32).arg(by.each as i32).run()?;
+                    if let Some((parts, (dz, accumulate))) = parts.zip(dz) {
+                        sum_middle_into(&parts, [s.batch, by.chunks, s.k], dz, accumulate)?;
+                    }
+                    return Ok(dq);
+                }
                 let rows = s.batch * s.m;
                 // dden_t den_t, so that the sum over t can use qn.
                 let weights = Tensor::uninit([rows], DType::F32, q.device())?;

@@ -52,7 +52,7 @@ pub struct AssocWrite<'a> {
 
 /// The new (A, z), in f32. Operands whose shapes, types or devices do not fit together are an error.
 pub fn assoc_write(w: AssocWrite<'_>) -> Result<(Tensor, Tensor)> {
-    write(w, None, false)
+    write(w, None, false, None)
 }
 
 /// The same to the memories `rows` of the leading axis of A `[L, .., dk, d]` and z `[L, .., dk]`: the other rows stay, and k, v, beta and
@@ -60,7 +60,7 @@ pub fn assoc_write(w: AssocWrite<'_>) -> Result<(Tensor, Tensor)> {
 pub fn assoc_write_rows(w: AssocWrite<'_>, rows: Range<usize>) -> Result<(Tensor, Tensor)> {
     expect_rows(OP, w.a, &rows)?;
     expect_rows(OP, w.z, &rows)?;
-    write(w, Some(rows), false)
+    write(w, Some(rows), false, None)
 }
 
 /// The same with A' in the place of A. The way back takes A from A', with its rounding: of the size of the largest values that the memory
@@ -71,17 +71,23 @@ pub fn assoc_write_rows(w: AssocWrite<'_>, rows: Range<usize>) -> Result<(Tensor
 pub fn assoc_write_in_place(w: AssocWrite<'_>, rows: Range<usize>) -> Result<(Tensor, Tensor)> {
     expect_rows(OP, w.a, &rows)?;
     expect_rows(OP, w.z, &rows)?;
-    write(w, Some(rows), true)
+    write(w, Some(rows), true, None)
 }
 
-fn write(w: AssocWrite<'_>, rows: Option<Range<usize>>, in_place: bool) -> Result<(Tensor, Tensor)> {
+/// On CUDA, the new memories of the written rows go to `rounded` too, if given, in its type, which is the tokens'.
+pub(super) fn write(
+    w: AssocWrite<'_>,
+    rows: Option<Range<usize>>,
+    in_place: bool,
+    rounded: Option<&Tensor>,
+) -> Result<(Tensor, Tensor)> {
     if via_f32(w.k) {
         let (k, v, beta) = (to_f32(w.k)?, to_f32(w.v)?, to_f32(w.beta)?);
-        return write(AssocWrite { k: &k, v: &v, beta: &beta, ..w }, rows, in_place);
+        return write(AssocWrite { k: &k, v: &v, beta: &beta, ..w }, rows, in_place, None);
     }
     let inputs = [w.k, w.v, w.beta, w.a, w.z];
     let (saved, a, z) = Saved::new(w, rows, in_place, in_place && is_recorded(&inputs))?;
-    saved.forward(&part(&a, saved.rows.as_ref()), &part(&z, saved.rows.as_ref()), in_place)?;
+    saved.forward(&part(&a, saved.rows.as_ref()), &part(&z, saved.rows.as_ref()), in_place, rounded)?;
     let [a, z] = record_all(&inputs, [a, z], || saved);
     Ok((a, z))
 }
@@ -171,7 +177,7 @@ impl Saved {
         Ok((saved, a, z))
     }
 
-    fn forward(&self, a: &Tensor, z: &Tensor, in_place: bool) -> Result<()> {
+    fn forward(&self, a: &Tensor, z: &Tensor, in_place: bool, rounded: Option<&Tensor>) -> Result<()> {
         let Some(cuda) = cuda_of(&self.k) else {
             return self.on_cpu(|w| {
                 let mut x = self.x.as_ref().map(|x| x.write::<f32>(OP)).transpose()?;
@@ -185,7 +191,7 @@ impl Saved {
         let launch = cut.launch(cuda, self.k.dtype(), "write")?;
         let launch =
             launch.arg(&self.k).arg(&self.v).arg(&self.beta).arg(&self.a).arg(&self.z).arg(self.first.as_ref()).arg(a).arg(z);
-        let launch = launch.arg(self.x.as_ref());
+        let launch = launch.arg(self.x.as_ref()).arg(rounded);
         let launch = launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32);
         launch.arg(cut.splits as i32).arg(cut.buffers as i32).arg(self.correction).run()
     }

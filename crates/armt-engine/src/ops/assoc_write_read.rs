@@ -2,9 +2,10 @@
 //!
 //! A', z' = write(k, v, beta; A, z), y = read(q; A', z') (+ residual), as in `assoc_write` and `assoc_read`.
 //!
-//! Its plain twin is those two after each other, which is also what it does on the CPU, for many tokens or queries, and for few memories. In
-//! between nothing touches A, so that on CUDA one walk over it can do both (`assoc_step.cu`): A is read and written once instead of read
-//! twice and written once, and on the way back A' and its gradient are read and written once instead of twice.
+//! Its plain twin is those two after each other, which is also what it does on the CPU, for many tokens or queries, and for few memories; a
+//! read by a product then finds A' rounded for it by the write. In between nothing touches A, so that on CUDA one walk over it can do both
+//! (`assoc_step.cu`): A is read and written once instead of read twice and written once, and on the way back A' and its gradient are read and
+//! written once instead of twice.
 //!
 //! Backward, with dA', dz' and dy: y_q = dy_q / den_q, dqn_q = A' y_q, dden_q = -(dqn_q . phi_q) / den_q, dphi_q = dqn_q + dden_q z' gives dq;
 //! G = dA' + sum_q phi_q (x) y_q and h = dz' + sum_q dden_q phi_q are what the write's way back begins with, once A' is A again.
@@ -12,8 +13,8 @@
 use std::ops::Range;
 
 use super::assoc_cut::StepCut;
-use super::assoc_read::{self, assoc_read_rows, expect_rows, part};
-use super::assoc_write::{self, AssocWrite, Saved, assoc_write_in_place};
+use super::assoc_read::{self, expect_rows, part};
+use super::assoc_write::{self, AssocWrite, Saved};
 use super::cuda_of;
 use crate::cuda::CudaDevice;
 use crate::error::Result;
@@ -22,8 +23,8 @@ use crate::tensor::Tensor;
 
 const OP: &str = "assoc_write_read";
 
-/// Writes to the memories `rows` of the leading axis of A and z in place, as [`assoc_write_in_place`], and reads the same memories with
-/// raw queries q `[rows, .., T, dm]`, as [`assoc_read_rows`]. Gives A', z' and y `[rows, .., T, d]`. Operands that do not fit together
+/// Writes to the memories `rows` of the leading axis of A and z in place, as [`assoc_write_in_place`](super::assoc_write_in_place), and reads the same memories with
+/// raw queries q `[rows, .., T, dm]`, as [`assoc_read_rows`](super::assoc_read_rows). Gives A', z' and y `[rows, .., T, d]`. Operands that do not fit together
 /// are an error, and A is then as it was.
 pub fn assoc_write_read(
     w: AssocWrite<'_>,
@@ -38,8 +39,11 @@ pub fn assoc_write_read(
     let asked = assoc_read::checked(q, &old_a, &old_z, w.nu, residual)?;
     let one_walk = cuda_of(w.k).filter(|_| q.dtype() == w.k.dtype()).and_then(|cuda| StepCut::new(cuda, sizes, asked.m));
     let Some([there, back]) = one_walk else {
-        let (a, z) = assoc_write_in_place(w, rows.clone())?;
-        let y = assoc_read_rows(q, &a, &z, rows, w.nu, residual)?;
+        let rounded = (assoc_read::rounds(q) && q.dtype() == w.k.dtype())
+            .then(|| Tensor::uninit(old_a.shape(), q.dtype(), q.device()))
+            .transpose()?;
+        let (a, z) = assoc_write::write(w, Some(rows.clone()), true, rounded.as_ref())?;
+        let y = assoc_read::read(q, &a, &z, Some(rows), w.nu, residual, rounded)?;
         return Ok((a, z, y));
     };
     let inputs: Vec<&Tensor> = [w.k, w.v, w.beta, w.a, w.z, q].into_iter().chain(residual).collect();

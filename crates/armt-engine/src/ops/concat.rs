@@ -42,6 +42,22 @@ pub fn concat(parts: &[&Tensor], axis: usize) -> Result<Tensor> {
     Ok(record(parts, y, || Concat { axis, lengths }))
 }
 
+/// `first` and after it `rest`, along the leading axis. Takes `rest`: where nobody else has its buffer and there is room in front of it
+/// ([`Linear::room`](super::Linear::room)), it stays where it is. Refuses what [`concat`] refuses.
+pub fn prepend(first: &Tensor, rest: Tensor) -> Result<Tensor> {
+    let fits = first.dtype() == rest.dtype() && first.device() == rest.device() && first.shape().rank() == rest.shape().rank();
+    if fits && first.shape().rank() > 0 && !first.is_tracked() && !rest.is_tracked() {
+        let rows = first.shape()[0];
+        if first.shape().with(0, rest.shape()[0]) == rest.shape()
+            && let Some(whole) = rest.with_front(rows)
+        {
+            whole.view_rows(0..rows).copy_from(first)?;
+            return Ok(whole);
+        }
+    }
+    concat(&[first, &rest], 0)
+}
+
 /// A part's rows to their place in the rows of the whole.
 fn into_whole(whole: &Tensor, axis: usize, start: usize, len: usize) -> Stretches {
     let shape = whole.shape();
@@ -95,6 +111,29 @@ mod tests {
         let e = message(&[&x, &zeros(&[3, 3], DType::F32)], 1);
         assert!(e.contains("only axis 1 may differ") && e.contains("[3, 3]"), "{e}");
         assert!(message(&[&x, &zeros(&[2, 3, 1], DType::F32)], 1).contains("[2, 3, 1]"));
+    }
+
+    #[test]
+    fn what_has_room_in_front_and_no_other_owner_stays_where_it_is() {
+        let numbers = |from: i32, n: i32, rows: usize| {
+            let data: Vec<i32> = (from..from + n).collect();
+            Tensor::from_slice(&data, [rows, 2], &Device::cpu()).unwrap()
+        };
+        let first = numbers(0, 2, 1);
+        let rest = |whole: &Tensor| whole.view_rows(1..3);
+        let whole = numbers(8, 6, 3);
+        let (alone, place) = (rest(&whole), whole.ptr());
+        drop(whole);
+        let y = prepend(&first, alone).unwrap();
+        assert_eq!((y.ptr(), y.to_vec::<i32>().unwrap()), (place, vec![0, 1, 10, 11, 12, 13]));
+        // Someone else may still want what lies in front.
+        let whole = numbers(8, 6, 3);
+        let y = prepend(&first, rest(&whole)).unwrap();
+        assert_eq!((y.dims(), y.to_vec::<i32>().unwrap()), (&[3, 2][..], vec![0, 1, 10, 11, 12, 13]));
+        assert_eq!(whole.to_vec::<i32>().unwrap(), [8, 9, 10, 11, 12, 13]);
+        // No room.
+        assert_eq!(prepend(&numbers(0, 4, 2), rest(&numbers(8, 6, 3))).unwrap().to_vec::<i32>().unwrap().len(), 8);
+        assert!(prepend(&first, zeros(&[2, 3], DType::I32)).unwrap_err().to_string().contains("only axis 0 may differ"));
     }
 
     #[test]

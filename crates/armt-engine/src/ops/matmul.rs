@@ -33,6 +33,9 @@ pub struct Linear<'a> {
     pub residual: Option<&'a Tensor>,
     /// w is stored as `[G, N, K]`.
     pub transposed: bool,
+    /// Whether there is to be room for one more row of the leading axis in front of the result, for [`prepend`](super::prepend). Nothing
+    /// that a tape records needs it.
+    pub room: bool,
 }
 
 /// a b: `[.., M, K]` by `[.., K, N]` with equal leading axes, or by one `[K, N]` for all rows.
@@ -168,7 +171,7 @@ fn give_operands(grads: &mut Grads<'_>, dy: &Tensor, (a, ta): (&Tensor, bool), (
 /// activation(x w + bias) + residual. x is `[G, .., K]` with w `[G, K, N]`, or `[.., K]` with w `[K, N]`; the result is `[.., N]`.
 pub fn linear(x: &Tensor, w: &Tensor, with: Linear<'_>) -> Result<Tensor> {
     const OP: &str = "linear";
-    let Linear { bias, activation, residual, transposed } = with;
+    let Linear { bias, activation, residual, transposed, room } = with;
     x.expect_float(OP, "x")?;
     for (what, t) in [("the weight", Some(w)), ("the bias", bias), ("the residual", residual)] {
         if let Some(t) = t {
@@ -188,7 +191,10 @@ pub fn linear(x: &Tensor, w: &Tensor, with: Linear<'_>) -> Result<Tensor> {
     let sizes = sizes(OP, x, w, &with)?;
     let y_shape = x.shape().with_last(sizes.n);
     let inputs: Vec<&Tensor> = [Some(x), Some(w), bias, residual].into_iter().flatten().collect();
-    let y = Tensor::uninit(y_shape, x.dtype(), x.device())?;
+    let y = match room && !is_recorded(&inputs) {
+        true => Tensor::uninit(y_shape.with(0, 1 + y_shape[0]), x.dtype(), x.device())?.view_rows(1..1 + y_shape[0]),
+        false => Tensor::uninit(y_shape, x.dtype(), x.device())?,
+    };
     // The values before the activation, which its derivative needs.
     let keep = activation == Activation::Gelu && is_recorded(&inputs);
     let before = keep.then(|| Tensor::uninit(y_shape, x.dtype(), x.device())).transpose()?;

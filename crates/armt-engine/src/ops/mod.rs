@@ -36,7 +36,7 @@ pub(crate) use binary::{accumulate, sum_of};
 pub use binary::{add, mul, scale, sub};
 pub use cast::cast;
 pub(crate) use cast::{cast_into, copy_of};
-pub use concat::concat;
+pub use concat::{concat, prepend};
 pub use cross_entropy::{argmax, cross_entropy, token_losses};
 pub use dpfp::dpfp;
 pub use dropout::{Generator, dropout, dropout_keeps};

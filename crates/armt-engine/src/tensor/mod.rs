@@ -208,6 +208,12 @@ impl Tensor {
         Tensor { offset: self.offset + range.start * inner, shape: self.shape.with(0, range.len()), node: None, ..self.clone() }
     }
 
+    /// The same with `rows` more rows in front, of whatever is there, if the buffer has them and no other tensor shares it.
+    pub(crate) fn with_front(&self, rows: usize) -> Option<Self> {
+        let offset = self.offset.checked_sub(rows * self.shape.inner(0)).filter(|_| self.is_unique())?;
+        Some(Tensor { offset, shape: self.shape.with(0, rows + self.shape[0]), node: None, ..self.clone() })
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         self.elements() * self.dtype.size()
     }

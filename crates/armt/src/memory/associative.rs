@@ -1,13 +1,13 @@
 //! The associative memory of a range of layers: x + A^T phi(W_Q x) / (z . phi(W_Q x)) before the block, and the write of its memory tokens
 //! after it (equations 1-4).
 //!
-//! In training a write waits for the read that follows it, in the next segment, so that one pass over A does both. Where A of each segment is
-//! kept there is nothing to gain, and when a text is only read a segment has too many queries.
+//! A write may wait for the read that follows it, in the next segment, so that one pass over A does both, or leaves A rounded for the read's
+//! product. Where A of each segment is kept, or nothing is rounded, there is nothing to gain.
 
 use std::ops::Range;
 
 use armt_engine::ops::{self, AssocWrite, Linear};
-use armt_engine::{Tape, Tensor};
+use armt_engine::{DType, Tape, Tensor};
 
 use super::layer::{Kind, LayerMemory};
 use crate::config::{Associative, MemoryConfig};
@@ -101,7 +101,8 @@ impl Model {
             return Ok((self.associative_read(tape, layers, x, &memory)?, memory));
         };
         let both = shared(&rows, &write.rows);
-        if both.is_empty() {
+        // Where nothing goes back, reading the ramps' layers in parts would cost more than it saves.
+        if both.is_empty() || (!tape.is_recording() && rows != write.rows) {
             memory = memory.settled()?;
             return Ok((self.associative_read(tape, layers, x, &memory)?, memory));
         }
@@ -196,6 +197,7 @@ impl Model {
         match (tape.is_recording(), unwind) {
             (true, true) => *pending = Some(Box::new(write)),
             (true, false) => (*a, *z) = ops::assoc_write_rows(write.operands(a, z), rows)?,
+            (false, _) if self.dtype() == DType::BF16 => *pending = Some(Box::new(write)),
             (false, _) => (*a, *z) = write.to(a, z)?,
         }
         Ok(memory)

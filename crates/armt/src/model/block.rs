@@ -91,21 +91,23 @@ impl Model {
     /// Packed queries, keys and values before rotation.
     fn packed(&self, tape: &Tape, layers: &Range<usize>, x: &Tensor) -> Result<Tensor> {
         let h = self.norm(tape, &self.weights.norm1, layers, x)?;
-        self.linear(tape, &self.weights.qkv, layers, &h, Activation::None, None)
+        self.linear(tape, &self.weights.qkv, layers, &h, Linear::default())
     }
 
     /// The block's outputs from what attention gave for x.
     fn after_attention(&self, tape: &Tape, layers: &Range<usize>, x: &Tensor, o: &Tensor) -> Result<Tensor> {
         let w = &self.weights;
-        let h = self.linear(tape, &w.out, layers, o, Activation::None, Some(x))?;
+        let plain = Linear::default();
+        let h = self.linear(tape, &w.out, layers, o, Linear { residual: Some(x), ..plain })?;
         let from = if self.backbone.parallel { x } else { &h };
         let u = self.norm(tape, &w.norm2, layers, from)?;
         let u = match self.backbone.mlp {
-            Mlp::Gelu => self.linear(tape, &w.up, layers, &u, Activation::Gelu, None)?,
-            Mlp::GeluErf => ops::gelu_erf(&self.linear(tape, &w.up, layers, &u, Activation::None, None)?)?,
-            Mlp::SwiGlu => ops::swiglu(&self.linear(tape, &w.up, layers, &u, Activation::None, None)?)?,
+            Mlp::Gelu => self.linear(tape, &w.up, layers, &u, Linear { activation: Activation::Gelu, ..plain })?,
+            Mlp::GeluErf => ops::gelu_erf(&self.linear(tape, &w.up, layers, &u, plain)?)?,
+            Mlp::SwiGlu => ops::swiglu(&self.linear(tape, &w.up, layers, &u, plain)?)?,
         };
-        self.linear(tape, &w.down, layers, &u, Activation::None, Some(&h))
+        // The diagonal schedule puts the next segment in front.
+        self.linear(tape, &w.down, layers, &u, Linear { residual: Some(&h), room: true, ..plain })
     }
 
     fn norm(&self, tape: &Tape, norm: &NormWeights, layers: &Range<usize>, x: &Tensor) -> Result<Tensor> {
@@ -120,18 +122,10 @@ impl Model {
         })
     }
 
-    fn linear(
-        &self,
-        tape: &Tape,
-        linear: &LinearWeights,
-        layers: &Range<usize>,
-        x: &Tensor,
-        activation: Activation,
-        residual: Option<&Tensor>,
-    ) -> Result<Tensor> {
+    fn linear(&self, tape: &Tape, linear: &LinearWeights, layers: &Range<usize>, x: &Tensor, with: Linear<'_>) -> Result<Tensor> {
         let weight = tape.param_rows(&linear.weight, layers.clone())?;
         let bias = linear.bias.as_ref().map(|b| tape.param_rows(b, layers.clone())).transpose()?;
-        Ok(ops::linear(x, &weight, Linear { bias: bias.as_ref(), activation, residual, transposed: false })?)
+        Ok(ops::linear(x, &weight, Linear { bias: bias.as_ref(), ..with })?)
     }
 
     /// Rotates queries and keys to the positions `rows` of each of n segments.

@@ -7,7 +7,7 @@
 use armt_engine::{Tape, Tensor, ops};
 
 use super::{Backprop, Schedule, Sink};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::MemoryState;
 use crate::model::{Embedded, Inputs, Model};
 
@@ -38,8 +38,10 @@ impl Schedule for Diagonal {
         for t in 0..count + layers - 1 {
             let (lo, hi) = ((t + 1).saturating_sub(count), t.min(layers - 1));
             let fresh = (t < count).then(|| embedded.segment(model, tape, inputs, t)).transpose()?;
-            let x: Vec<&Tensor> = fresh.iter().chain(&pipe).collect();
-            let x = ops::concat(&x, 0)?; // [n, B, T, d]
+            let x = match (fresh, pipe) {
+                (Some(fresh), Some(pipe)) => ops::prepend(&fresh, pipe)?,
+                (fresh, pipe) => fresh.or(pipe).ok_or_else(|| Error::Argument("no layer is active".into()))?,
+            }; // [n, B, T, d]
             let paddings = (lo..=hi).map(|l| inputs.places[t - l].padding.as_ref());
             let padding = model.stack_padding(paddings, state.batch, x.dims()[2])?;
             if hi == layers - 1 && !inputs.places[t - hi].wanted {

@@ -92,12 +92,12 @@ extern "C" __global__ void read_backward_z(const T* qn, const float* weights, fl
     }
 }
 
-constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int THREADS = 256, WARPS = THREADS / 32, BATCH = 12;
 
 // What is left of the write's way back after assoc_walk.cu: block n adds its sums, `count` of dphi [n, count, m, dk] and `splits` of db and
 // dden [n, splits, 2, m], in order, a warp for a token, finishes dk and dbeta, and turns h from dz' to dz. Shared: r and dphi of every warp,
 // dz, dden.
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 write_backward_sum(const T* k, const T* beta, const float* z, const int* empty, float* h, const float* parts, const float* scalars, T* dk_out,
                    T* dbeta, int m, int dm, int nu, int count, int splits, bool correction) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = 2 * dm, dk = nu * width;
@@ -132,11 +132,24 @@ write_backward_sum(const T* k, const T* beta, const float* z, const int* empty, 
             float den = warp_sum(zk) + EPSILON;
             kk = warp_sum(kk) + EPSILON;
             float gamma = corrected ? fminf(fmaxf(1.f - den / kk, 0.f), 1.f) : 1.f;
-            for (int f = lane; f < dk; f += 32) {
-                float s = gamma * h[f] + dden * z[f];
+            // A lane's features side by side, so that it waits for the memory once a part and not once a sum.
+            for (int first = lane; first < dk; first += 32 * BATCH) {
+                float s[BATCH];
+#pragma unroll
+                for (int u = 0; u < BATCH; u++) {
+                    int f = first + 32 * u;
+                    s[u] = f < dk ? gamma * h[f] + dden * z[f] : 0.f;
+                }
 #pragma unroll 2
-                for (int part = 0; part < count; part++) s += parts[((i64)part * m + token) * dk + f];
-                dphi[f] = s;
+                for (int part = 0; part < count; part++) {
+                    const float* own = parts + ((i64)part * m + token) * dk + first;
+#pragma unroll
+                    for (int u = 0; u < BATCH; u++)
+                        if (first + 32 * u < dk) s[u] += own[32 * u];
+                }
+#pragma unroll
+                for (int u = 0; u < BATCH; u++)
+                    if (first + 32 * u < dk) dphi[first + 32 * u] = s[u];
             }
             __syncwarp();
             const T* x = k + (i64)token * dm;

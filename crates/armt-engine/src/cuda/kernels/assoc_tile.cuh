@@ -383,29 +383,30 @@ __device__ __forceinline__ void store_own(const float4 (&v)[2], float* tile, int
     *(float4*)to = v[0], *(float4*)(to + EIGHT_KEYS) = v[1];
 }
 // The same elements to a [dk, d] matrix, of which the tile has columns [from, ..).
-__device__ __forceinline__ void save_own(const float4 (&v)[2], float* matrix, int dk, int d, int from, int first, const Own& own) {
+template <class U>
+__device__ __forceinline__ void save_own(const float4 (&v)[2], U* matrix, int dk, int d, int from, int first, const Own& own) {
     int col = from + own.side * 16 + own.lane % 4 * 4;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int key = first + own.lane / 4 + 8 * i;
         if (key >= dk) continue;
-        float* out = matrix + (i64)key * d + col;
+        U* out = matrix + (i64)key * d + col;
+        Vec<U, 4> four = {from_f32<U>(v[i].x), from_f32<U>(v[i].y), from_f32<U>(v[i].z), from_f32<U>(v[i].w)};
         if (d % 4 == 0) {
-            if (col < d) *(float4*)out = v[i];
+            if (col < d) *(Vec<U, 4>*)out = four;
         } else {
-            if (col < d) out[0] = v[i].x;
-            if (col + 1 < d) out[1] = v[i].y;
-            if (col + 2 < d) out[2] = v[i].z;
-            if (col + 3 < d) out[3] = v[i].w;
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (col + e < d) out[e] = four.v[e];
         }
     }
 }
 
 // tile += sum_i phi_i (x) x_i for all tokens, from x [token][column]; from zero, if `blank`. The result goes to columns [from, ..) of the
-// [dk, d] matrix `to`, and with `stay` it also takes the tile's place.
+// [dk, d] matrix `to` and, rounded, of `rounded` if given; with `stay` it also takes the tile's place.
 template <int GROUP>
 __device__ __forceinline__ void update(const Tokens<GROUP>& t, const Held& s, float* tile, const float* x, bool blank, bool stay, float* to,
-                                       int d, int from) {
+                                       int d, int from, T* rounded = nullptr) {
     Own own;
     int keys = t.keys(), last = t.groups() - 1;
 #pragma unroll 1
@@ -418,7 +419,9 @@ __device__ __forceinline__ void update(const Tokens<GROUP>& t, const Held& s, fl
             if (!blank || group > 0) load_own(v, tile, first, own);
             x_group.add(v, s.phi + group * GROUP * keys, first, own);
             if (stay || group < last) store_own(v, tile, first, own);
-            if (group == last) save_own(v, to, t.dk(), d, from, first, own);
+            if (group < last) continue;
+            save_own(v, to, t.dk(), d, from, first, own);
+            if (rounded) save_own(v, rounded, t.dk(), d, from, first, own);
         }
     }
 }

@@ -128,11 +128,11 @@ read_few_backward(const T* q, const float* a, const float* z, const T* dy, T* dq
 }
 #endif
 
-// Block (n, split). The first split's block also makes z'. a_new may be a: every block keeps to its own columns. `kept`, if given, receives
-// what was added to each key, [n, m, d].
+// Block (n, split). The last split, which has the fewest tiles, also makes z'. a_new may be a: every block keeps to its own columns. If
+// given, `kept` receives what was added to each key, [n, m, d], and `rounded` the new memory in the tokens' type.
 extern "C" __global__ void __launch_bounds__(THREADS, LIGHT)
-write(const T* k, const T* v, const T* beta, const float* a, const float* z, const int* empty, float* a_new, float* z_new, float* kept, int m,
-      int dm, int nu, int d, int splits, int buffers, bool correction) {
+write(const T* k, const T* v, const T* beta, const float* a, const float* z, const int* empty, float* a_new, float* z_new, float* kept,
+      T* rounded, int m, int dm, int nu, int d, int splits, int buffers, bool correction) {
     int split = blockIdx.x % splits;
     i64 n = blockIdx.x / splits;
     Tokens<GROUP> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, correction && !(empty && empty[n])};
@@ -141,13 +141,14 @@ write(const T* k, const T* v, const T* beta, const float* a, const float* z, con
     int size = t.keys() * COLUMNS;
     a += n * t.dk() * d, a_new += n * t.dk() * d, v += n * m * d;
     if (kept) kept += n * m * d;
+    if (rounded) rounded += n * t.dk() * d;
     auto fetch = [&](int i) { fetch_tile(s.tiles + i % buffers * size, a, t.dk(), d, tiles.column(i)); };
     tiles.begin(fetch);
     Ahead<GROUP> values;
     values.load(v, m, d, tiles.column(0));
     fill_up(t, s.tiles, buffers);
     load_features(t, s);
-    if (split == 0) add_features(t, s, s.gamma, t.z, z_new + n * t.dk());
+    if (split == splits - 1) add_features(t, s, s.gamma, t.z, z_new + n * t.dk());
     for (int i = 0; i < tiles.count; i++) {
         float* held = s.tiles + i % buffers * size;
         int from = tiles.column(i);
@@ -166,7 +167,7 @@ write(const T* k, const T* v, const T* beta, const float* a, const float* z, con
             });
         if (i + 1 < tiles.count) values.load(v, m, d, tiles.column(i + 1));
         __syncthreads();
-        update(t, s, held, s.rows, false, false, a_new, d, from);
+        update(t, s, held, s.rows, false, false, a_new, d, from, rounded);
     }
 }
 

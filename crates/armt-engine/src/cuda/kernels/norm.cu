@@ -52,14 +52,16 @@ __device__ __forceinline__ void forward(const T* x, const T* gain, const T* bias
     Vec<T, N> row[HELD] = {};
     load_row<N, HELD, LANES>(x + r * d, lane, d, row);
     float mean = bias ? mean_of<N, HELD, LANES>(row, d) : 0.f, square = 0;
+    forget(row);
 #pragma unroll
     for (int j = 0; j < HELD; j++)
 #pragma unroll
         for (int e = 0; e < N; e++) {
-            float c = to_f32(row[j].v[e]) - mean;
+            float c = element(row[j], e) - mean;
             if ((j * LANES + lane) * N < d) square += c * c;
         }
     float scale = rsqrtf(warp_sum<LANES>(square) / d + eps);
+    forget(row);
     if (own >= rows) return;
     const T* own_gain = gain + r / m * d;
     const T* own_bias = bias ? bias + r / m * d : nullptr;
@@ -71,7 +73,7 @@ __device__ __forceinline__ void forward(const T* x, const T* gain, const T* bias
         if (own_bias) b = *(const Vec<T, N>*)(own_bias + at);
 #pragma unroll
         for (int e = 0; e < N; e++)
-            out.v[e] = from_f32<T>((to_f32(row[j].v[e]) - mean) * scale * to_f32(g.v[e]) + (own_bias ? to_f32(b.v[e]) : 0.f));
+            out.v[e] = from_f32<T>((element(row[j], e) - mean) * scale * element(g, e) + (own_bias ? element(b, e) : 0.f));
         *(Vec<T, N>*)(y + r * d + at) = out;
     }
 }
@@ -236,10 +238,10 @@ __device__ __forceinline__ void wide_backward(const T* x, const T* gain, const T
     }
 }
 
-// Four blocks of the forward pass on a multiprocessor: room for 64 registers, where the compiler would rather spill for eight. On the way
-// back `blocks` of them, which norm.rs knows too.
-#define HELD_ROWS(name, n, held, lanes, blocks)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                                        \
+// `there` blocks of the forward pass on a multiprocessor: as many as do without spills. On the way back `blocks` of them, which norm.rs
+// knows too.
+#define HELD_ROWS(name, n, held, lanes, there, blocks)                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, there)                                                                    \
         norm_##name(const T* x, const T* gain, const T* bias, T* y, i64 rows, i64 m, i64 d, float eps) {                            \
         forward<n, held, lanes>(x, gain, bias, y, rows, m, (int)d, eps);                                                            \
     }                                                                                                                               \
@@ -259,13 +261,13 @@ __device__ __forceinline__ void wide_backward(const T* x, const T* gain, const T
         wide_backward<n>(x, gain, dy, dx, dgain, dbias, length, m, d, eps, add);                                                    \
     }
 
-HELD_ROWS(vector_16_1, ALL, 1, 16, 4)
-HELD_ROWS(vector_32_1, ALL, 1, 32, 4)
-HELD_ROWS(vector_16_3, ALL, 3, 16, 2)
-HELD_ROWS(vector_32_2, ALL, 2, 32, 2)
-HELD_ROWS(vector_32_3, ALL, 3, 32, 2)
-HELD_ROWS(vector_32_4, ALL, 4, 32, 1)
-HELD_ROWS(scalar_32_2, 1, 2, 32, 4)
-HELD_ROWS(scalar_32_8, 1, 8, 32, 2)
+HELD_ROWS(vector_16_1, ALL, 1, 16, 6, 4)
+HELD_ROWS(vector_32_1, ALL, 1, 32, 6, 4)
+HELD_ROWS(vector_16_3, ALL, 3, 16, 6, 2)
+HELD_ROWS(vector_32_2, ALL, 2, 32, 6, 2)
+HELD_ROWS(vector_32_3, ALL, 3, 32, 6, 2)
+HELD_ROWS(vector_32_4, ALL, 4, 32, 4, 1)
+HELD_ROWS(scalar_32_2, 1, 2, 32, 4, 4)
+HELD_ROWS(scalar_32_8, 1, 8, 32, 4, 2)
 WIDE_ROWS(wide_vector, ALL)
 WIDE_ROWS(wide, 1)

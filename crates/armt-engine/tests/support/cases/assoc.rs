@@ -95,7 +95,7 @@ pub fn cases() -> Vec<Case> {
             move |a| Array { shape: vec![rows, 2 * nu * dm], data: a[0].data.chunks(dm).flat_map(|x| dpfp(x, nu)).collect() },
         ));
     }
-    for ([n, t, dm, d], nu) in [
+    for (sizes, nu) in [
         ([1, 1, 2, 1], 1),
         ([3, 3, 2, 3], 3),
         ([1, 17, 3, 17], 3),
@@ -108,23 +108,7 @@ pub fn cases() -> Vec<Case> {
         ([133, 6, 3, 36], 3),
         ([133, 13, 3, 9], 1),
     ] {
-        for residual in [false, true] {
-            let (a, z) = memory(&mut rng, n, 2 * nu * dm, d);
-            let q = normal(&mut rng, &[n, t, dm]);
-            // With dm = 2 all active features are one product: the read does not depend on q but through eps, and its gradient is
-            // what rounding leaves of that.
-            let mut inputs = vec![if dm == 2 { q.constant() } else { q }, a, z];
-            if residual {
-                inputs.push(normal(&mut rng, &[n, t, d]));
-            }
-            let with = if residual { " with residual" } else { "" };
-            cases.push(Case::new(
-                format!("assoc_read-{nu} {n} x [{t}, {dm}] of {d}{with}"),
-                inputs,
-                move |t| ops::assoc_read(&t[0], &t[1], &t[2], nu, t.get(3)),
-                move |a| read(a, [n, t, dm, d], nu),
-            ));
-        }
+        cases.extend([false, true].map(|residual| reading(&mut rng, sizes, nu, residual)));
     }
     let mut inside = 0;
     let mut clipped = 0;
@@ -182,13 +166,36 @@ pub fn cases() -> Vec<Case> {
         ([2, 4, 9, 32, 17], 0..2),
         ([2, 9, 3, 5, 36], 0..1),
         ([2, 17, 20, 3, 6], 1..2),
+        ([3, 4, 18, 5, 40], 0..2),
     ] {
         for (correction, first) in [(true, false), (true, true), (false, false)] {
             cases.push(write_read(&mut rng, sizes, rows.clone(), correction, first));
         }
     }
+    // Rows that fill a warp's lanes, of every order.
+    for (sizes, nu) in [([3, 21, 16, 9], 1), ([2, 18, 16, 5], 3), ([1, 70, 32, 6], 2), ([2, 19, 64, 12], 3)] {
+        cases.extend([false, true].map(|residual| reading(&mut rng, sizes, nu, residual)));
+    }
     assert!(inside > 10 && clipped > 10, "cases must exercise gamma inside its bounds ({inside} tokens) and at them ({clipped})");
     cases
+}
+
+fn reading(rng: &mut Rng, [n, t, dm, d]: [usize; 4], nu: usize, residual: bool) -> Case {
+    let (a, z) = memory(rng, n, 2 * nu * dm, d);
+    let q = normal(rng, &[n, t, dm]);
+    // With dm = 2 all active features are one product: the read does not depend on q but through eps, and its gradient is what rounding
+    // leaves of that.
+    let mut inputs = vec![if dm == 2 { q.constant() } else { q }, a, z];
+    if residual {
+        inputs.push(normal(rng, &[n, t, d]));
+    }
+    let with = if residual { " with residual" } else { "" };
+    Case::new(
+        format!("assoc_read-{nu} {n} x [{t}, {dm}] of {d}{with}"),
+        inputs,
+        move |t| ops::assoc_read(&t[0], &t[1], &t[2], nu, t.get(3)),
+        move |a| read(a, [n, t, dm, d], nu),
+    )
 }
 
 /// Cases too large for differences of plain loops, where one device is compared with another.

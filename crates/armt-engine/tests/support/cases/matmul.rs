@@ -81,6 +81,7 @@ pub fn cases() -> Vec<Case> {
                             activation,
                             residual: residual.then(|| &t[2 + usize::from(bias)]),
                             transposed,
+                            room: residual,
                         };
                         ops::linear(&t[0], &t[1], with)
                     },
