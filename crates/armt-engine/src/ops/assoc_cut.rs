@@ -51,6 +51,19 @@ fn held_blocks(keys: usize, columns: usize) -> Option<usize> {
     [3, 6].into_iter().find(|held| wanted <= *held)
 }
 
+/// Tiles that a block could walk over while it makes its tokens' features.
+const FEATURES: usize = 2;
+
+/// Among how many blocks the tiles of each of n memories are shared, if `slots` blocks run at a time: so that all are done soonest, and in few
+/// rounds. A few blocks more than there are slots would take a round of their own.
+fn splits(n: usize, tiles: usize, slots: usize) -> usize {
+    let cost = |splits: &usize| {
+        let rounds = (n * splits).div_ceil(slots);
+        (rounds * (FEATURES + tiles.div_ceil(*splits)), rounds)
+    };
+    (1..=tiles).rev().min_by_key(cost).unwrap_or(1)
+}
+
 impl Cut {
     /// The first shape of which several blocks fit on a multiprocessor, or else one. Tokens so many that not even one fits are an error.
     pub(super) fn new(cuda: &CudaDevice, s: WriteSizes, held: Held) -> Result<Self> {
@@ -63,11 +76,10 @@ impl Cut {
             let rows = if held.recalls { 16 * WARPS } else { columns };
             4 * (buffers * held.tiles * keys * columns + slots * (keys + rows.max(2 * s.dm) + 5))
         };
-        let tiles = |columns: usize| s.d.div_ceil(columns);
-        // Enough blocks for two on every multiprocessor.
-        let splits = |columns: usize| (2 * cuda.multiprocessors()).div_ceil(s.n.max(1)).clamp(1, tiles(columns));
-        let useful = |(columns, buffers): &(usize, usize)| *buffers == 1 || tiles(*columns) > splits(*columns);
         let together = if group == 8 && held.tiles == 1 { 3 } else { 2 };
+        let tiles = |columns: usize| s.d.div_ceil(columns);
+        let splits = |columns: usize| splits(s.n, tiles(columns), together * cuda.multiprocessors());
+        let useful = |(columns, buffers): &(usize, usize)| *buffers == 1 || tiles(*columns) > splits(*columns);
         // The system takes a kilobyte of each block.
         let fits = |room: usize| SHAPES.into_iter().filter(useful).find(|shape| bytes(*shape) <= room - 1024);
         let shape = fits(limit / together).or_else(|| fits(limit + 1024)).ok_or_else(|| {
@@ -142,5 +154,21 @@ impl StepCut {
     pub(super) fn launch<'a>(&self, cuda: &'a CudaDevice, dtype: DType, name: &str) -> Result<Launch<'a>> {
         let defines = [("C_COLUMNS", self.columns), ("C_GROUP", self.group), ("C_QUERIES", self.queries), ("C_HELD", self.held)];
         Ok(cuda.kernel_with("assoc_step", dtype, &defines, name)?.grid(self.blocks, 1, 1).shared(self.shared))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::splits;
+
+    #[test]
+    fn blocks_share_tiles_without_a_round_for_a_few_of_them() {
+        // One memory: a tile for each block, as far as there are slots.
+        assert_eq!((splits(1, 48, 264), splits(1, 300, 264)), (48, 264));
+        // Nine blocks a memory would be 24 more than there are slots.
+        assert_eq!((splits(32, 24, 264), splits(96, 24, 264)), (8, 2));
+        assert_eq!(splits(12, 48, 264), 22);
+        // Memories enough for all slots are not shared.
+        assert_eq!((splits(264, 24, 264), splits(2048, 8, 396)), (1, 1));
     }
 }

@@ -197,12 +197,19 @@ struct Normaliser {
     }
 };
 
-// Features of the token in a slot, and its den, gamma and b, by a warp; db and dden become zero. r has room for 2 dm.
+// Element c of the r of the token in a slot.
+template <int GROUP> __device__ __forceinline__ float r_of(const Tokens<GROUP>& t, int slot, int c) {
+    return slot < t.m ? rectified(t.k + (i64)slot * t.dm, c, t.dm) : 0.f;
+}
+// What a token's importance is before it is written.
+template <int GROUP> __device__ __forceinline__ float importance(const Tokens<GROUP>& t, int slot) {
+    return t.beta && slot < t.m ? sigmoid_of(to_f32(t.beta[slot])) : 0.f;
+}
+
+// Features of the token in a slot from its r, and its den and gamma, by a warp; db and dden become zero.
 template <int GROUP>
-__device__ __forceinline__ void load_token(const Tokens<GROUP>& t, const Held& s, const Normaliser& z, int slot, float* r) {
+__device__ __forceinline__ void make_features(const Tokens<GROUP>& t, const Held& s, const Normaliser& z, int slot, const float* r) {
     int lane = threadIdx.x % 32, width = t.width(), dk = t.dk(), keys = t.keys();
-    for (int c = lane; c < width; c += 32) r[c] = slot < t.m ? rectified(t.k + (i64)slot * t.dm, c, t.dm) : 0.f;
-    __syncwarp();
     float* phi = s.phi + slot / GROUP * GROUP * keys;
     float zk = 0, kk = 0;
     int c = lane, j = 1;
@@ -224,16 +231,29 @@ __device__ __forceinline__ void load_token(const Tokens<GROUP>& t, const Held& s
     if (lane == 0) {
         s.den[slot] = den;
         s.gamma[slot] = t.corrected ? fminf(fmaxf(1.f - den / kk, 0.f), 1.f) : 1.f;
-        s.b[slot] = t.beta && slot < t.m ? sigmoid_of(to_f32(t.beta[slot])) : 0.f;
         s.db[slot] = s.dden[slot] = 0.f;
     }
 }
 
-// All tokens, a warp for each. Ends with a barrier.
+// A token and its features, by a warp. r has room for 2 dm.
+template <int GROUP>
+__device__ __forceinline__ void load_token(const Tokens<GROUP>& t, const Held& s, const Normaliser& z, int slot, float* r) {
+    int lane = threadIdx.x % 32;
+    for (int c = lane; c < t.width(); c += 32) r[c] = r_of(t, slot, c);
+    if (lane == 0) s.b[slot] = importance(t, slot);
+    __syncwarp();
+    make_features(t, s, z, slot, r);
+}
+
+// All tokens: first what is loaded, by all threads at once, then a warp for each. Ends with a barrier.
 template <int GROUP> __device__ __forceinline__ void load_features(const Tokens<GROUP>& t, const Held& s) {
     Normaliser z(t.z, t.dk());
+#pragma unroll 4
+    for (int i = threadIdx.x; i < t.slots() * t.width(); i += THREADS) s.rows[i] = r_of(t, i / t.width(), i % t.width());
+    for (int slot = threadIdx.x; slot < t.slots(); slot += THREADS) s.b[slot] = importance(t, slot);
+    __syncthreads();
 #pragma unroll 1
-    for (int slot = threadIdx.x / 32; slot < t.slots(); slot += WARPS) load_token(t, s, z, slot, s.rows + slot * t.width());
+    for (int slot = threadIdx.x / 32; slot < t.slots(); slot += WARPS) make_features(t, s, z, slot, s.rows + slot * t.width());
     __syncthreads();
 }
 

@@ -31,15 +31,25 @@ __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"
 // Waits until at most N groups of copies are under way.
 template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
+__device__ __forceinline__ void copy_chunk(u32 to, const bf16* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
 // `count` rows of a head to a swizzled tile; rows before 0 and from `limit` on become zero.
 __device__ __forceinline__ void load(bf16* to, const bf16* from, i64 stride, int first, int count, int limit) {
-    int chunk = threadIdx.x % CHUNKS;
-    for (int r = threadIdx.x / CHUNKS; r < count; r += THREADS / CHUNKS) {
+    constexpr int STEP = THREADS / CHUNKS;
+    int chunk = threadIdx.x % CHUNKS, own = threadIdx.x / CHUNKS;
+    // Eight rows further the swizzle is the same: where all rows are there, addresses are steps from the first.
+    if (STEP % 8 == 0 && count % STEP == 0 && first >= 0 && first + count <= limit) {
+        u32 place = address(to + at(own, chunk));
+        const bf16* source = from + (first + own) * stride + chunk * 8;
+#pragma unroll
+        for (int r = 0; r < count; r += STEP, source += STEP * stride) copy_chunk(place + r * SIZE * 2, source, 16);
+        return;
+    }
+    for (int r = own; r < count; r += STEP) {
         int row = first + r;
         bool there = (u32)row < (u32)limit;
-        int bytes = there ? 16 : 0;
-        const bf16* source = from + (there ? row : 0) * stride + chunk * 8;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address(to + at(r, chunk))), "l"(source), "r"(bytes) : "memory");
+        copy_chunk(address(to + at(r, chunk)), from + (there ? row : 0) * stride + chunk * 8, there ? 16 : 0);
     }
 }
 // `count` floats; those from `limit` on become zero.
