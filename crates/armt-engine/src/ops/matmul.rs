@@ -1,13 +1,13 @@
 //! Matrix products: y[g] = op(a[g]) op(b[g]), and the linear layer y[g] = activation(x[g] w[g] + bias[g]) + residual[g].
 //!
-//! Products are cuBLASLt's on CUDA, with bias and GELU in its epilogue where it can, and the `gemm` crate's on the CPU, where the
+//! Products are cuBLASLt's on CUDA, but for those with one column, with bias and GELU in its epilogue where it can, and the `gemm` crate's on the CPU, where the
 //! epilogue runs over each piece of the result while it is in the cache. Gradients of weights accumulate straight into the parameter's
 //! f32 buffer, also from bf16 operands.
 
 use super::reduce::sum_middle_into;
 use super::{activation, cast, cuda_of, to_f32, via_f32};
 use crate::cpu::matmul as cpu;
-use crate::cuda::{Epilogue, Matrix, Product};
+use crate::cuda::{CudaDevice, Epilogue, Matrix, Product};
 use crate::error::{Error, Result};
 use crate::tape::{Backward, Grads, is_recorded, record};
 use crate::tensor::{DType, Shape, Tensor};
@@ -257,6 +257,9 @@ pub(super) fn forward(x: &Tensor, w: &Tensor, with: &Linear<'_>, s: Sizes, y: &T
             None => Ok(()),
         };
     };
+    if s.n == 1 && with.activation == Activation::None && with.residual.is_none() {
+        return one_column(cuda, x, w, with.bias, s, y);
+    }
     let epilogue = match (with.bias, with.activation, before) {
         (None, ..) => Epilogue::None,
         (Some(_), Activation::None, _) => Epilogue::Bias,
@@ -293,6 +296,17 @@ pub(super) fn forward(x: &Tensor, w: &Tensor, with: &Linear<'_>, s: Sizes, y: &T
     let n = y.elements();
     let launch = cuda.kernel("elementwise", y.dtype(), "bias_activation")?.cover(n);
     launch.arg(before.unwrap_or(y)).arg(with.bias).arg(before).arg(y).arg(n).arg(s.m).arg(s.n).arg(gelu).run()
+}
+
+/// x w + bias where w has one column: cuBLASLt takes twice as long.
+fn one_column(cuda: &CudaDevice, x: &Tensor, w: &Tensor, bias: Option<&Tensor>, s: Sizes, y: &Tensor) -> Result<()> {
+    const WARPS: usize = 4;
+    let rows = s.batch * s.m;
+    if rows == 0 {
+        return Ok(());
+    }
+    let launch = cuda.kernel("reduce", x.dtype(), "one_column")?.block(32 * WARPS).grid(rows.div_ceil(WARPS), 1, 1);
+    launch.arg(x).arg(w).arg(bias).arg(y).arg(rows).arg(s.m).arg(s.k).run()
 }
 
 struct LinearBackward {

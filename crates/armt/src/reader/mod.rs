@@ -84,7 +84,7 @@ impl<'m> Reader<'m> {
     /// Segments that go through the model together: several times the layers of usual models, so that diagonals are mostly full. A slow
     /// device takes fewer, because a reading stops only between groups.
     pub fn group(&self) -> u64 {
-        if self.model.device().is_cuda() { 128 } else { 32 }
+        if self.model.device().is_cuda() { 256 } else { 32 }
     }
 
     /// The memory of everything read so far.

@@ -30,7 +30,7 @@ struct Step {
 __device__ __forceinline__ void load_both(const Tokens<WRITTEN>& t, const Tokens<ASKED>& q, const Step& s) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, l = lane % 4;
     float* r = s.rows + warp * t.width();
-    Normaliser z(t.z, t.dk());
+    Normaliser z(t.z, t.dk(), t.width());
 #pragma unroll 1
     for (int slot = warp; slot < WRITTEN; slot += WARPS) load_token(t, s.written, z, slot, r), __syncwarp();
 #pragma unroll 1

@@ -184,13 +184,14 @@ template <int GROUP> __device__ __forceinline__ void fill_up(const Tokens<GROUP>
     for (int i = threadIdx.x; i < count * more; i += THREADS) tiles[(i / more * t.keys() + t.dk()) * COLUMNS + i % more] = 0.f;
 }
 
-// A lane's elements of z, so many of them loaded at once, before anything waits for the keys.
+// A lane's elements of z, so many of them loaded at once, before anything waits for the keys; and how far 32 features reach in rows of
+// `width`: whole rows, and the rest.
 struct Normaliser {
     static constexpr int BATCH = 12;
     float first[BATCH];
     const float* z;
-    int dk;
-    __device__ __forceinline__ Normaliser(const float* z, int dk) : z(z), dk(dk) {
+    int rows, rest;
+    __device__ __forceinline__ Normaliser(const float* z, int dk, int width) : z(z), rows(32 / width), rest(32 % width) {
         int lane = threadIdx.x % 32;
 #pragma unroll
         for (int u = 0; u < BATCH; u++) first[u] = lane + 32 * u < dk ? z[lane + 32 * u] : 0.f;
@@ -209,23 +210,36 @@ template <int GROUP> __device__ __forceinline__ float importance(const Tokens<GR
 // Features of the token in a slot from its r, and its den and gamma, by a warp; db and dden become zero.
 template <int GROUP>
 __device__ __forceinline__ void make_features(const Tokens<GROUP>& t, const Held& s, const Normaliser& z, int slot, const float* r) {
+    constexpr int BATCH = Normaliser::BATCH;
     int lane = threadIdx.x % 32, width = t.width(), dk = t.dk(), keys = t.keys();
-    float* phi = s.phi + slot / GROUP * GROUP * keys;
+    // A step of 32 features keeps the swizzle.
+    float* phi = s.phi + slot / GROUP * GROUP * keys + at_feature<GROUP>(lane, slot % GROUP);
     float zk = 0, kk = 0;
-    int c = lane, j = 1;
-    auto add = [&](int f, float zf) {
-        while (c >= width) c -= width, j++;
+    int c = lane % width, j = 1 + lane / width;
+    auto next = [&](int f) {
         float p = f < dk ? r[c] * r[back(c, j, width)] : 0.f;
-        phi[at_feature<GROUP>(f, slot % GROUP)] = p;
-        zk += zf * p;
-        kk += p * p;
-        c += 32;
+        c += z.rest, j += z.rows;
+        if (c >= width) c -= width, j++;
+        return p;
     };
+    // All loads of a batch before its stores, which they would wait for.
+    float p[BATCH];
 #pragma unroll
-    for (int u = 0; u < Normaliser::BATCH; u++)
-        if (lane + 32 * u < keys) add(lane + 32 * u, z.first[u]);
+    for (int u = 0; u < BATCH; u++) {
+        p[u] = next(lane + 32 * u);
+        zk += z.first[u] * p[u];
+        kk += p[u] * p[u];
+    }
+#pragma unroll
+    for (int u = 0; u < BATCH; u++)
+        if (lane + 32 * u < keys) phi[32 * u * GROUP] = p[u];
 #pragma unroll 1
-    for (int f = lane + 32 * Normaliser::BATCH; f < keys; f += 32) add(f, f < dk ? z.z[f] : 0.f);
+    for (int f = lane + 32 * BATCH; f < keys; f += 32) {
+        float more = next(f);
+        phi[(f - lane) * GROUP] = more;
+        zk += (f < dk ? z.z[f] : 0.f) * more;
+        kk += more * more;
+    }
     float den = warp_sum(zk) + EPSILON;
     kk = warp_sum(kk) + EPSILON;
     if (lane == 0) {
@@ -247,13 +261,19 @@ __device__ __forceinline__ void load_token(const Tokens<GROUP>& t, const Held& s
 
 // All tokens: first what is loaded, by all threads at once, then a warp for each. Ends with a barrier.
 template <int GROUP> __device__ __forceinline__ void load_features(const Tokens<GROUP>& t, const Held& s) {
-    Normaliser z(t.z, t.dk());
+    int width = t.width(), own = threadIdx.x / width, c = threadIdx.x % width, rows = THREADS / width, rest = THREADS % width;
+    Normaliser z(t.z, t.dk(), width);
 #pragma unroll 4
-    for (int i = threadIdx.x; i < t.slots() * t.width(); i += THREADS) s.rows[i] = r_of(t, i / t.width(), i % t.width());
+    for (int i = threadIdx.x; i < t.slots() * width; i += THREADS) {
+        s.rows[i] = r_of(t, own, c);
+        c += rest, own += rows;
+        if (c >= width) c -= width, own++;
+    }
+#pragma unroll 1
     for (int slot = threadIdx.x; slot < t.slots(); slot += THREADS) s.b[slot] = importance(t, slot);
     __syncthreads();
 #pragma unroll 1
-    for (int slot = threadIdx.x / 32; slot < t.slots(); slot += WARPS) make_features(t, s, z, slot, s.rows + slot * t.width());
+    for (int slot = threadIdx.x / 32; slot < t.slots(); slot += WARPS) make_features(t, s, z, slot, s.rows + slot * width);
     __syncthreads();
 }
 

@@ -40,3 +40,22 @@ extern "C" __global__ void __launch_bounds__(256) sum_middle_wide(const T* x, fl
 extern "C" __global__ void spread(const float* dy, T* dx, i64 n, i64 middle, i64 inner) {
     EACH(j, n) dx[j] = from_f32<T>(dy[j / (middle * inner) * inner + j % inner]);
 }
+
+// y[r] = x[r] . w[r / m] + bias[r / m] of rows of k elements: a product with one column. A warp a row.
+template <int N> __device__ __forceinline__ float dot_of(const T* x, const T* w, i64 k) {
+    float s = 0;
+    for (i64 c = threadIdx.x % 32 * N; c < k; c += 32 * N) {
+        Vec<T, N> a = *(const Vec<T, N>*)(x + c), b = *(const Vec<T, N>*)(w + c);
+#pragma unroll
+        for (int e = 0; e < N; e++) s += to_f32(a.v[e]) * to_f32(b.v[e]);
+    }
+    return warp_sum(s);
+}
+extern "C" __global__ void one_column(const T* x, const T* w, const T* bias, T* y, i64 rows, i64 m, i64 k) {
+    constexpr int N = 16 / sizeof(T);
+    i64 r = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, group = r / m;
+    if (r >= rows) return;
+    x += r * k, w += group * k;
+    float s = k % N == 0 && aligned(x, w) ? dot_of<N>(x, w, k) : dot_of<1>(x, w, k);
+    if (threadIdx.x % 32 == 0) y[r] = from_f32<T>(s + (bias ? to_f32(bias[group]) : 0.f));
+}

@@ -45,7 +45,7 @@ pub fn cases() -> Vec<Case> {
         |t| ops::matmul(&t[0], &t[1]),
         |a| product(&a[0], false, &a[1], false, [1, 6, 5, 17]),
     ));
-    for [groups, m, n, k] in [[1, 1, 1, 1], [3, 17, 65, 3], [2, 65, 24, 32], [1, 130, 65, 17], [2, 200, 264, 8]] {
+    for [groups, m, n, k] in [[1, 1, 1, 1], [3, 17, 65, 3], [2, 65, 24, 32], [1, 130, 65, 17], [2, 200, 264, 8], [2, 5, 1, 24]] {
         for transposed in [false, true] {
             for (name, bias, activation, residual) in [
                 ("plain", false, Activation::None, false),
