@@ -23,9 +23,9 @@ use crate::tensor::Tensor;
 
 const OP: &str = "assoc_write_read";
 
-/// Writes to the memories `rows` of the leading axis of A and z in place, as [`assoc_write_in_place`](super::assoc_write_in_place), and reads the same memories with
-/// raw queries q `[rows, .., T, dm]`, as [`assoc_read_rows`](super::assoc_read_rows). Gives A', z' and y `[rows, .., T, d]`. Operands that do not fit together
-/// are an error, and A is then as it was.
+/// Writes to the memories `rows` of the leading axis of A and z in place, as [`assoc_write_in_place`](super::assoc_write_in_place), and
+/// reads the same memories with raw queries q `[rows, .., T, dm]`, as [`assoc_read_rows`](super::assoc_read_rows). Gives A', z' and y
+/// `[rows, .., T, d]`. Operands that do not fit together are an error, and A is then as it was.
 pub fn assoc_write_read(
     w: AssocWrite<'_>,
     rows: Range<usize>,
@@ -39,9 +39,8 @@ pub fn assoc_write_read(
     let asked = assoc_read::checked(q, &old_a, &old_z, w.nu, residual)?;
     let one_walk = cuda_of(w.k).filter(|_| q.dtype() == w.k.dtype()).and_then(|cuda| StepCut::new(cuda, sizes, asked.m));
     let Some([there, back]) = one_walk else {
-        let rounded = (assoc_read::rounds(q) && q.dtype() == w.k.dtype())
-            .then(|| Tensor::uninit(old_a.shape(), q.dtype(), q.device()))
-            .transpose()?;
+        let rounds = assoc_read::rounds(q) && q.dtype() == w.k.dtype();
+        let rounded = rounds.then(|| Tensor::uninit(old_a.shape(), q.dtype(), q.device())).transpose()?;
         let (a, z) = assoc_write::write(w, Some(rows.clone()), true, rounded.as_ref())?;
         let y = assoc_read::read(q, &a, &z, Some(rows), w.nu, residual, rounded)?;
         return Ok((a, z, y));

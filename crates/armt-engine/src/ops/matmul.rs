@@ -1,8 +1,8 @@
 //! Matrix products: y[g] = op(a[g]) op(b[g]), and the linear layer y[g] = activation(x[g] w[g] + bias[g]) + residual[g].
 //!
-//! Products are cuBLASLt's on CUDA, but for those with one column, with bias and GELU in its epilogue where it can, and the `gemm` crate's on the CPU, where the
-//! epilogue runs over each piece of the result while it is in the cache. Gradients of weights accumulate straight into the parameter's
-//! f32 buffer, also from bf16 operands.
+//! Products are cuBLASLt's on CUDA, with bias and GELU in its epilogue where it can, and the `gemm` crate's on the CPU, where the
+//! epilogue runs over each piece of the result while it is in the cache. A linear layer with one output is a kernel of our own on CUDA.
+//! Gradients of weights accumulate straight into the parameter's f32 buffer, also from bf16 operands.
 
 use super::reduce::sum_middle_into;
 use super::{activation, cast, cuda_of, to_f32, via_f32};

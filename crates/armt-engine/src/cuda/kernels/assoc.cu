@@ -92,7 +92,8 @@ extern "C" __global__ void read_backward_z(const T* qn, const float* weights, fl
     }
 }
 
-constexpr int THREADS = 256, WARPS = THREADS / 32, BATCH = 12;
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int BATCH = 12; // features of a lane that are summed side by side
 
 // What is left of the write's way back after assoc_walk.cu: block n adds its sums, `count` of dphi [n, count, m, dk] and `splits` of db and
 // dden [n, splits, 2, m], in order, a warp for a token, finishes dk and dbeta, and turns h from dz' to dz. Shared: r and dphi of every warp,
@@ -132,7 +133,7 @@ write_backward_sum(const T* k, const T* beta, const float* z, const int* empty, 
             float den = warp_sum(zk) + EPSILON;
             kk = warp_sum(kk) + EPSILON;
             float gamma = corrected ? fminf(fmaxf(1.f - den / kk, 0.f), 1.f) : 1.f;
-            // A lane's features side by side, so that it waits for the memory once a part and not once a sum.
+            // Side by side, so that a lane waits for the memory once a part and not once a sum.
             for (int first = lane; first < dk; first += 32 * BATCH) {
                 float s[BATCH];
 #pragma unroll

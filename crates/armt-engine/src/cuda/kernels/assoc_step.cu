@@ -223,7 +223,7 @@ write_read_backward(const T* k, const T* v, const T* beta, float* a, const float
                 if (blank) tile[0] = tile[1] = make_float4(0.f, 0.f, 0.f, 0.f);
                 back.add(tile, s.written.phi, first, own);
                 store_own(tile, held, first, own);
-                save_own(tile, a, dk, d, from, first, own);
+                save_own(tile, a, dk, d, Place(d, from, first, own), first, own);
             }
         }
         if (early) wait<1>();
@@ -273,7 +273,7 @@ write_read_backward(const T* k, const T* v, const T* beta, float* a, const float
                 by_x.add(dphi.sum[j], tile);
                 if (change) {
                     wrote.add(tile, s.written.phi, first, own);
-                    save_own(tile, grad, dk, d, from, first, own);
+                    save_own(tile, grad, dk, d, Place(d, from, first, own), first, own);
                 }
             }
         }

@@ -187,7 +187,7 @@ template <int GROUP> __device__ __forceinline__ void fill_up(const Tokens<GROUP>
 // A lane's elements of z, so many of them loaded at once, before anything waits for the keys; and how far 32 features reach in rows of
 // `width`: whole rows, and the rest.
 struct Normaliser {
-    static constexpr int BATCH = 12;
+    static constexpr int BATCH = TWO_PARTS ? 6 : 12; // in f32 registers are short
     float first[BATCH];
     const float* z;
     int rows, rest;
@@ -198,11 +198,7 @@ struct Normaliser {
     }
 };
 
-// Element c of the r of the token in a slot.
-template <int GROUP> __device__ __forceinline__ float r_of(const Tokens<GROUP>& t, int slot, int c) {
-    return slot < t.m ? rectified(t.k + (i64)slot * t.dm, c, t.dm) : 0.f;
-}
-// What a token's importance is before it is written.
+// How much of the token in a slot is written.
 template <int GROUP> __device__ __forceinline__ float importance(const Tokens<GROUP>& t, int slot) {
     return t.beta && slot < t.m ? sigmoid_of(to_f32(t.beta[slot])) : 0.f;
 }
@@ -217,15 +213,20 @@ __device__ __forceinline__ void make_features(const Tokens<GROUP>& t, const Held
     float zk = 0, kk = 0;
     int c = lane % width, j = 1 + lane / width;
     auto next = [&](int f) {
-        float p = f < dk ? r[c] * r[back(c, j, width)] : 0.f;
+        bool there = f < dk;
+        float p = r[c] * r[back(c, there ? j : 0, width)]; // loaded in any case, which is less than a branch
         c += z.rest, j += z.rows;
         if (c >= width) c -= width, j++;
-        return p;
+        // The compiler would count from the start again wherever a feature may be left out.
+        asm volatile("" : "+r"(c), "+r"(j));
+        return there ? p : 0.f;
     };
     // All loads of a batch before its stores, which they would wait for.
     float p[BATCH];
 #pragma unroll
     for (int u = 0; u < BATCH; u++) {
+        p[u] = 0.f;
+        if (32 * u >= dk) continue; // for all lanes alike
         p[u] = next(lane + 32 * u);
         zk += z.first[u] * p[u];
         kk += p[u] * p[u];
@@ -253,7 +254,8 @@ __device__ __forceinline__ void make_features(const Tokens<GROUP>& t, const Held
 template <int GROUP>
 __device__ __forceinline__ void load_token(const Tokens<GROUP>& t, const Held& s, const Normaliser& z, int slot, float* r) {
     int lane = threadIdx.x % 32;
-    for (int c = lane; c < t.width(); c += 32) r[c] = r_of(t, slot, c);
+    const T* k = t.k + slot * t.dm;
+    for (int c = lane; c < t.width(); c += 32) r[c] = slot < t.m ? rectified(k, c, t.dm) : 0.f;
     if (lane == 0) s.b[slot] = importance(t, slot);
     __syncwarp();
     make_features(t, s, z, slot, r);
@@ -261,13 +263,15 @@ __device__ __forceinline__ void load_token(const Tokens<GROUP>& t, const Held& s
 
 // All tokens: first what is loaded, by all threads at once, then a warp for each. Ends with a barrier.
 template <int GROUP> __device__ __forceinline__ void load_features(const Tokens<GROUP>& t, const Held& s) {
-    int width = t.width(), own = threadIdx.x / width, c = threadIdx.x % width, rows = THREADS / width, rest = THREADS % width;
+    int width = t.width(), given = t.m * t.dm, c = threadIdx.x % t.dm, rows = THREADS / t.dm, rest = THREADS % t.dm;
+    float* r = s.rows + threadIdx.x / t.dm * width;
     Normaliser z(t.z, t.dk(), width);
 #pragma unroll 4
-    for (int i = threadIdx.x; i < t.slots() * width; i += THREADS) {
-        s.rows[i] = r_of(t, own, c);
-        c += rest, own += rows;
-        if (c >= width) c -= width, own++;
+    for (int i = threadIdx.x; i < t.slots() * t.dm; i += THREADS) {
+        float x = i < given ? to_f32(t.k[i]) : 0.f;
+        r[c] = fmaxf(x, 0.f), r[t.dm + c] = fmaxf(-x, 0.f);
+        c += rest, r += rows * width;
+        if (c >= t.dm) c -= t.dm, r += width;
     }
 #pragma unroll 1
     for (int slot = threadIdx.x; slot < t.slots(); slot += THREADS) s.b[slot] = importance(t, slot);
@@ -422,22 +426,27 @@ __device__ __forceinline__ void store_own(const float4 (&v)[2], float* tile, int
     float* to = tile + own_place(first, own);
     *(float4*)to = v[0], *(float4*)(to + EIGHT_KEYS) = v[1];
 }
-// The same elements to a [dk, d] matrix, of which the tile has columns [from, ..).
+// The same elements to a [dk, d] matrix, of which the tile has columns [from, ..): where it has them, and how many columns are left from there.
+struct Place {
+    int offset, left;
+    __device__ __forceinline__ Place(int d, int from, int first, const Own& own) {
+        int col = from + own.side * 16 + own.lane % 4 * 4;
+        offset = (first + own.lane / 4) * d + col, left = d - col;
+    }
+};
 template <class U>
-__device__ __forceinline__ void save_own(const float4 (&v)[2], U* matrix, int dk, int d, int from, int first, const Own& own) {
-    int col = from + own.side * 16 + own.lane % 4 * 4;
+__device__ __forceinline__ void save_own(const float4 (&v)[2], U* matrix, int dk, int d, const Place& place, int first, const Own& own) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        int key = first + own.lane / 4 + 8 * i;
-        if (key >= dk) continue;
-        U* out = matrix + (i64)key * d + col;
+        if (first + own.lane / 4 + 8 * i >= dk) continue;
+        U* out = matrix + place.offset + 8 * i * d;
         Vec<U, 4> four = {from_f32<U>(v[i].x), from_f32<U>(v[i].y), from_f32<U>(v[i].z), from_f32<U>(v[i].w)};
         if (d % 4 == 0) {
-            if (col < d) *(Vec<U, 4>*)out = four;
+            if (place.left > 0) *(Vec<U, 4>*)out = four;
         } else {
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                if (col + e < d) out[e] = four.v[e];
+                if (e < place.left) out[e] = four.v[e];
         }
     }
 }
@@ -452,16 +461,17 @@ __device__ __forceinline__ void update(const Tokens<GROUP>& t, const Held& s, fl
 #pragma unroll 1
     for (int group = 0; group <= last; group++) {
         Updater<GROUP> x_group(x + group * GROUP * COLUMNS, own);
+        Place place(d, from, own.walker * 16, own);
 #pragma unroll 1
-        for (int first = own.walker * 16; first < keys; first += WALKERS * 16) {
+        for (int first = own.walker * 16; first < keys; first += WALKERS * 16, place.offset += WALKERS * 16 * d) {
             __syncwarp(); // stores may have parted the lanes
             float4 v[2] = {};
             if (!blank || group > 0) load_own(v, tile, first, own);
             x_group.add(v, s.phi + group * GROUP * keys, first, own);
             if (stay || group < last) store_own(v, tile, first, own);
             if (group < last) continue;
-            save_own(v, to, t.dk(), d, from, first, own);
-            if (rounded) save_own(v, rounded, t.dk(), d, from, first, own);
+            save_own(v, to, t.dk(), d, place, first, own);
+            if (rounded) save_own(v, rounded, t.dk(), d, place, first, own);
         }
     }
 }

@@ -6,6 +6,7 @@
 // dy gain is rounded (__fmul_rn) in both places where it stands, so that rows of one element give exactly zero.
 #define THREADS 256
 #define ALL (16 / sizeof(T))
+#define PACKED (sizeof(T) == 2) // two elements in a register
 
 template <int N, int HELD, int LANES>
 __device__ __forceinline__ void load_row(const T* from, int lane, int d, Vec<T, N>* row) {
@@ -263,9 +264,9 @@ __device__ __forceinline__ void wide_backward(const T* x, const T* gain, const T
 
 HELD_ROWS(vector_16_1, ALL, 1, 16, 6, 4)
 HELD_ROWS(vector_32_1, ALL, 1, 32, 6, 4)
-HELD_ROWS(vector_16_3, ALL, 3, 16, 6, 2)
+HELD_ROWS(vector_16_3, ALL, 3, 16, PACKED ? 6 : 5, 2)
 HELD_ROWS(vector_32_2, ALL, 2, 32, 6, 2)
-HELD_ROWS(vector_32_3, ALL, 3, 32, 6, 2)
+HELD_ROWS(vector_32_3, ALL, 3, 32, PACKED ? 6 : 5, 2)
 HELD_ROWS(vector_32_4, ALL, 4, 32, 4, 1)
 HELD_ROWS(scalar_32_2, 1, 2, 32, 4, 4)
 HELD_ROWS(scalar_32_8, 1, 8, 32, 4, 2)
