@@ -43,7 +43,7 @@ pub fn concat(parts: &[&Tensor], axis: usize) -> Result<Tensor> {
 }
 
 /// `first` and after it `rest`, along the leading axis. Takes `rest`: where nobody else has its buffer and there is room in front of it
-/// ([`Linear::room`](super::Linear::room)), it stays where it is. Refuses what [`concat`] refuses.
+/// ([`Linear::room`](super::Linear::room)), it stays where it is. Refuses what [`concat()`] refuses.
 pub fn prepend(first: &Tensor, rest: Tensor) -> Result<Tensor> {
     let fits = first.dtype() == rest.dtype() && first.device() == rest.device() && first.shape().rank() == rest.shape().rank();
     if fits && first.shape().rank() > 0 && !first.is_tracked() && !rest.is_tracked() {
