@@ -166,8 +166,8 @@ impl Model {
         Ok(ops::add(x, &ops::mul(&y, &ops::cast(&share, y.dtype())?)?)?)
     }
 
-    /// The memory after the outputs of memory tokens `[n, B, m, d]` were written for layers `layers`. A memory that is unwound on the way
-    /// back may wait for its next read.
+    /// The memory after the outputs of memory tokens `[n, B, m, d]` were written for layers `layers`. Where the memory is unwound on the way
+    /// back, or rounded for its next read, the write waits for that read.
     pub(super) fn associative_write(
         &self,
         tape: &Tape,
