@@ -1,5 +1,6 @@
 //! What can go wrong, always with what was expected and what came.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 /// The result of every fallible call of this crate.
@@ -40,8 +41,58 @@ pub enum Error {
         message: String,
     },
     /// A call's arguments do not fit.
+    #[error("expected {expected}, got {got}")]
+    Input {
+        /// What would have been accepted.
+        expected: String,
+        /// What came.
+        got: String,
+    },
+    /// A token that the model does not have.
+    #[error("token {token} is outside the vocabulary of {vocabulary}")]
+    Token {
+        /// The token.
+        token: i32,
+        /// Tokens that there are.
+        vocabulary: usize,
+    },
+    /// A state of another number of texts than came.
+    #[error("the state is of {state} text(s) side by side, but {texts} came")]
+    Texts {
+        /// Texts of the state.
+        state: usize,
+        /// Texts that came.
+        texts: usize,
+    },
+    /// A state that belongs to another model.
+    #[error("the state belongs to another model: {reason}")]
+    Foreign {
+        /// What does not fit.
+        reason: String,
+    },
+    /// A tokenizer refused, or does not fit its vocabulary or model.
     #[error("{0}")]
-    Argument(String),
+    Tokenizer(String),
+    /// Something that this model cannot do.
+    #[error("{0}")]
+    Unsupported(String),
+    /// Numbers that are not finite where a model's are expected.
+    #[error("{what} holds {value}, which is not a finite number")]
+    NotFinite {
+        /// What holds it.
+        what: String,
+        /// The number.
+        value: f32,
+    },
+    /// The machine gave something up: a thread, say.
+    #[error("{what}: {source}")]
+    System {
+        /// What was asked for.
+        what: &'static str,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
+    },
     /// A text was cut short because a stop was asked for.
     #[error("stopped before the text's end")]
     Interrupted,
@@ -49,20 +100,30 @@ pub enum Error {
 
 impl Error {
     /// An [`Error::Config`].
-    pub(crate) fn config(key: &str, expected: &str, got: impl std::fmt::Display) -> Self {
+    pub fn config(key: &str, expected: &str, got: impl Display) -> Self {
         Error::Config { key: key.into(), expected: expected.into(), got: got.to_string() }
     }
 
-    /// As the engine's error, for code that the engine calls.
-    pub(crate) fn into_engine(self) -> armt_engine::Error {
-        match self {
-            Error::Engine(error) => error,
-            other => armt_engine::Error::argument("a block", other.to_string()),
-        }
+    /// An [`Error::Input`].
+    pub fn input(expected: impl Display, got: impl Display) -> Self {
+        Error::Input { expected: expected.to_string(), got: got.to_string() }
     }
 
     /// An [`Error::File`].
-    pub(crate) fn file(path: &Path, message: impl std::fmt::Display) -> Self {
+    pub fn file(path: &Path, message: impl Display) -> Self {
         Error::File { path: path.into(), message: message.to_string() }
+    }
+
+    /// An [`Error::Io`].
+    pub fn io(path: &Path, source: std::io::Error) -> Self {
+        Error::Io { path: path.into(), source }
+    }
+
+    /// As the engine's error, for code that the engine calls.
+    pub fn into_engine(self) -> armt_engine::Error {
+        match self {
+            Error::Engine(error) => error,
+            other => armt_engine::Error::argument("a step", other.to_string()),
+        }
     }
 }

@@ -6,15 +6,13 @@
 
 use std::ops::ControlFlow;
 
-use armt_engine::{Tape, Tensor, ops};
+use armt_engine::Tape;
 
-use crate::config::Positions;
 use crate::error::{Error, Result};
-use crate::memory::{Content, Kind, LayerMemory, MemoryState};
-use crate::model::{Attend, Cache, Inputs, Model};
+use crate::model::Model;
 use crate::random::Random;
-use crate::schedule::{Backprop, Choice};
-use crate::segment::{Batch, Segment, segment};
+use crate::segment::{Batch, segment};
+use crate::state::State;
 
 /// How the next token is picked.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,158 +60,81 @@ pub struct Generated {
     /// Logits of each step, `[B, V]`, where they were asked for.
     pub logits: Vec<Vec<f32>>,
     /// The memory at the end: of everything but the last, unfinished segment.
-    pub state: MemoryState,
+    pub state: State,
 }
 
-impl Model {
-    /// Continues a batch of texts of equal length, from a memory of what came before. `each` sees every step's new tokens, one for each
-    /// text, as they come.
-    pub fn generate(
-        &self,
-        prompt: &Batch,
-        state: &MemoryState,
-        options: &Options,
-        each: &mut dyn FnMut(&[i32]),
-    ) -> Result<Generated> {
-        self.generate_until(prompt, state, options, &mut |next| {
-            each(next);
-            ControlFlow::Continue(())
-        })
-    }
-
-    /// The same, where `each` may also end the generation.
-    pub fn generate_until(
-        &self,
-        prompt: &Batch,
-        state: &MemoryState,
-        options: &Options,
-        each: &mut dyn FnMut(&[i32]) -> ControlFlow<()>,
-    ) -> Result<Generated> {
-        state.expect_fits(self, prompt.batch)?;
-        if prompt.mask.is_some() {
-            return Err(Error::Argument("texts to continue must have equal length: continue them one by one".into()));
-        }
-        let mut pick = Picker::new(&options.sampling)?;
-        let mut segments = self.segments(prompt)?;
-        let Some(last) = segments.pop() else {
-            return Err(Error::Argument("expected at least one token to go on from, got none".into()));
-        };
-        let tape = Tape::off();
-        let mut state = if segments.is_empty() { state.clone() } else { self.absorb(&segments, state)? };
-        let batch = prompt.batch;
-        let tokens = prompt.tokens();
-        // The open segment's tokens, row by row.
-        let mut open: Vec<Vec<i32>> = (0..batch).map(|b| prompt.ids[b * tokens..][last.range.clone()].to_vec()).collect();
-        let mut caches = Caches::new(self, &state, &tape)?;
-        let mut logits = caches.step(self, &tape, &open, 0)?;
-        let mut out = Generated { tokens: vec![Vec::new(); batch], logits: Vec::new(), state: state.clone() };
-        let mut done = vec![false; batch];
-        for step in 0..options.max_new_tokens {
-            let next: Vec<i32> = logits.chunks(self.backbone.vocab).map(|row| pick.token(row)).collect();
-            if options.keep_logits {
-                out.logits.push(std::mem::take(&mut logits));
-            }
-            for (b, token) in next.iter().enumerate() {
-                if !done[b] {
-                    out.tokens[b].push(*token);
-                    done[b] = options.stop.contains(token);
-                }
-            }
-            if each(&next).is_break() {
-                break;
-            }
-            if done.iter().all(|d| *d) || step + 1 == options.max_new_tokens {
-                break;
-            }
-            if open[0].len() == self.config.segment_size && options.roll_over {
-                let full = Batch { ids: open.concat(), batch, mask: None };
-                let whole = segment(&full, 0..full.tokens(), full.tokens());
-                state = self.absorb(&[whole], &state)?;
-                open.iter_mut().for_each(Vec::clear);
-                caches = Caches::new(self, &state, &tape)?;
-            }
-            let from = open[0].len();
-            if from >= self.longest_segment() {
-                break;
-            }
-            open.iter_mut().zip(&next).for_each(|(row, token)| row.push(*token));
-            logits = caches.step(self, &tape, &open, from)?;
-        }
-        out.state = state;
-        Ok(out)
-    }
-
-    /// The memory after whole segments.
-    fn absorb(&self, segments: &[Segment], state: &MemoryState) -> Result<MemoryState> {
-        let inputs = Inputs::new(self, segments, state.batch)?.asking(|_| false);
-        Choice::Auto.schedule(self)?.run(self, &Tape::off(), &inputs, state, Backprop::default(), &mut |_, _| Ok(()))
-    }
-
-    /// Positions that exist for a segment's tokens.
-    fn longest_segment(&self) -> usize {
-        let before = self.config.memory.tokens_before();
-        match (&self.backbone.positions, &self.rotary) {
-            (Positions::Learned(rows), _) if self.config.memory.wrap_pos() => *rows,
-            (Positions::Learned(rows), _) => rows - before,
-            // Half of the table is for the segment before, where a window sees it.
-            (_, Some((cos, _))) => cos.dims()[0] / 2 - before,
-            (_, None) => usize::MAX,
-        }
-    }
+/// Continues a batch of texts of equal length, from a state of what came before. `each` sees every step's new tokens, one for each text,
+/// as they come.
+pub fn generate(
+    model: &Model,
+    prompt: &Batch,
+    state: &State,
+    options: &Options,
+    each: &mut dyn FnMut(&[i32]),
+) -> Result<Generated> {
+    generate_until(model, prompt, state, options, &mut |next| {
+        each(next);
+        ControlFlow::Continue(())
+    })
 }
 
-/// The layers' memories, which stay as they are, and their caches, which grow.
-struct Caches {
-    layers: Vec<(LayerMemory, Cache)>,
-    /// RMT's memory tokens, read at the segment's start.
-    carried: Option<Tensor>,
-    batch: usize,
+/// Continues texts as [`generate`] does, until `each` ends it.
+pub fn generate_until(
+    model: &Model,
+    prompt: &Batch,
+    state: &State,
+    options: &Options,
+    each: &mut dyn FnMut(&[i32]) -> ControlFlow<()>,
+) -> Result<Generated> {
+    model.expect_state(state, prompt.texts)?;
+    if prompt.mask.is_some() {
+        return Err(Error::input("texts of equal length to continue", "texts with padding"));
+    }
+    let mut pick = Picker::new(&options.sampling)?;
+    let mut segments = model.segments(prompt)?;
+    let Some(last) = segments.pop() else { return Err(Error::input("at least one token to go on from", "none")) };
+    let mut state = if segments.is_empty() { state.clone() } else { model.absorb(&segments, state)? };
+    let (texts, tokens) = (prompt.texts, prompt.tokens());
+    // The open segment's tokens, row by row.
+    let mut open: Vec<Vec<i32>> = (0..texts).map(|b| prompt.ids[b * tokens..][last.range.clone()].to_vec()).collect();
+    let mut caches = model.recurrence().open(&state)?;
+    let mut logits = last_logits(model, &caches.step(&open.concat(), 0)?)?;
+    let mut out = Generated { tokens: vec![Vec::new(); texts], logits: Vec::new(), state: state.clone() };
+    let mut done = vec![false; texts];
+    for step in 0..options.max_new_tokens {
+        let next = logits.chunks(model.sizes().vocab).map(|row| pick.token(row)).collect::<Result<Vec<i32>>>()?;
+        if options.keep_logits {
+            out.logits.push(std::mem::take(&mut logits));
+        }
+        for (b, token) in next.iter().enumerate() {
+            if !done[b] {
+                out.tokens[b].push(*token);
+                done[b] = options.stop.contains(token);
+            }
+        }
+        if each(&next).is_break() || done.iter().all(|d| *d) || step + 1 == options.max_new_tokens {
+            break;
+        }
+        if open[0].len() == model.config().segment_size && options.roll_over {
+            let full = Batch { ids: open.concat(), texts, mask: None };
+            state = model.absorb(&[segment(&full, 0..full.tokens(), full.tokens())], &state)?;
+            open.iter_mut().for_each(Vec::clear);
+            caches = model.recurrence().open(&state)?;
+        }
+        let from = open[0].len();
+        if from >= model.recurrence().longest_segment() {
+            break;
+        }
+        open.iter_mut().zip(&next).for_each(|(row, token)| row.push(*token));
+        logits = last_logits(model, &caches.step(&next, from)?)?;
+    }
+    out.state = state;
+    Ok(out)
 }
 
-impl Caches {
-    fn new(model: &Model, state: &MemoryState, tape: &Tape) -> Result<Self> {
-        let layers = (0..model.backbone().layers)
-            .map(|l| {
-                let memory = state.layers(model, l..l + 1, tape)?;
-                let cache = match &memory.kind {
-                    Kind::Window(Some((qkv, seen))) => model.window_cache(qkv, seen)?,
-                    _ => Cache::default(),
-                };
-                Ok((memory, cache))
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let carried = if let Content::Rmt(m) = &state.content { m.clone() } else { None };
-        Ok(Caches { layers, carried, batch: state.batch })
-    }
-
-    /// Runs tokens `from..` of the open segment; gives the last one's logits, row by row.
-    fn step(&mut self, model: &Model, tape: &Tape, open: &[Vec<i32>], from: usize) -> Result<Vec<f32>> {
-        let ids: Vec<i32> = open.iter().flat_map(|row| row[from..].iter().copied()).collect();
-        let before = model.config.memory.tokens_before();
-        let text = model.embed_tokens(tape, &ids, self.batch)?;
-        // RMT and PRMT read their memory tokens at the segment's start.
-        let (x, first) = if from == 0 && before > 0 {
-            let learned = if self.carried.is_none() { model.memory_tokens(tape, self.batch)? } else { None };
-            let memory = self.carried.as_ref().or(learned.as_ref());
-            (ops::concat(&memory.into_iter().chain([&text]).collect::<Vec<_>>(), 1)?, 0)
-        } else {
-            (text, before + from)
-        };
-        let n = x.dims()[1];
-        let positions: Vec<i32> = (first..first + n).map(|p| p as i32).collect();
-        let x = model.add_positions(tape, &x, &positions)?;
-        let d = x.dims()[2];
-        let mut h = ops::reshape(&x, [1, self.batch, n, d])?;
-        for (l, (memory, cache)) in self.layers.iter_mut().enumerate() {
-            h = match &memory.kind {
-                Kind::Prmt(m) if from == 0 => ops::concat(&[m, &ops::narrow(&h, 2, before, n - before)?], 2)?,
-                _ => model.associative_read(tape, l..l + 1, &h, memory)?,
-            };
-            h = model.block(tape, l..l + 1, &h, Attend::Cached(cache))?.0;
-        }
-        let h = ops::reshape(&ops::narrow(&h, 2, n - 1, 1)?, [self.batch, d])?;
-        Ok(model.logits(tape, &h)?.to_f32_vec()?)
-    }
+/// Logits of the last layer's outputs `[B, d]`, row by row on the host.
+fn last_logits(model: &Model, h: &armt_engine::Tensor) -> Result<Vec<f32>> {
+    Ok(model.logits(&Tape::off(), h)?.to_f32_vec()?)
 }
 
 /// Picks tokens.
@@ -240,10 +161,14 @@ impl<'a> Picker<'a> {
         Ok(Picker { sampling, random: Random::new(seed) })
     }
 
-    fn token(&mut self, logits: &[f32]) -> i32 {
+    /// The next token. Logits that are no numbers are an error: there is nothing to pick from.
+    fn token(&mut self, logits: &[f32]) -> Result<i32> {
+        if let Some(value) = logits.iter().find(|x| x.is_nan() || **x == f32::INFINITY) {
+            return Err(Error::NotFinite { what: "the model's next token".into(), value: *value });
+        }
         let Sampling::Random { temperature, top_k, top_p, .. } = self.sampling else {
             let best = logits.iter().enumerate().fold((0, f32::NEG_INFINITY), |m, (i, x)| if *x > m.1 { (i, *x) } else { m });
-            return best.0 as i32;
+            return Ok(best.0 as i32);
         };
         let mut order: Vec<usize> = (0..logits.len()).collect();
         order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
@@ -265,10 +190,10 @@ impl<'a> Picker<'a> {
         for (i, w) in weights.iter().enumerate() {
             at -= w;
             if at < 0.0 {
-                return order[i] as i32;
+                return Ok(order[i] as i32);
             }
         }
-        order[weights.len() - 1] as i32
+        Ok(order[weights.len() - 1] as i32)
     }
 }
 
@@ -283,7 +208,7 @@ mod tests {
     fn counts(sampling: &Sampling) -> [usize; 4] {
         let mut picker = Picker::new(sampling).unwrap();
         let mut counts = [0; 4];
-        (0..4000).for_each(|_| counts[picker.token(&[0.0, 2.0, 1.0, -1.0]) as usize] += 1);
+        (0..4000).for_each(|_| counts[picker.token(&[0.0, 2.0, 1.0, -1.0]).unwrap() as usize] += 1);
         counts
     }
 
@@ -304,6 +229,13 @@ mod tests {
         let p = counts(&random(1.0, None, Some(0.7)));
         assert!(p[0] == 0 && p[3] == 0 && p[2] > 0, "0.64 is not yet 0.7, so the second counts too: {p:?}");
         assert_eq!(counts(&random(1.0, None, Some(0.5))), [0, 4000, 0, 0]);
+    }
+
+    #[test]
+    fn logits_that_are_no_numbers_are_refused() {
+        let mut picker = Picker::new(&Sampling::Greedy).unwrap();
+        assert!(matches!(picker.token(&[0.0, f32::NAN]), Err(Error::NotFinite { .. })));
+        assert_eq!(picker.token(&[f32::NEG_INFINITY, 1.0]).unwrap(), 1, "a token that is ruled out is no fault");
     }
 
     #[test]

@@ -5,8 +5,22 @@
 
 use std::ops::Range;
 
-use crate::config::Alignment;
+use serde::{Deserialize, Serialize};
+
 use crate::error::{Error, Result};
+
+/// How a text is cut into segments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Alignment {
+    /// From the start; the last segment may be short.
+    #[default]
+    Left,
+    /// From the end; the first segment may be short.
+    Right,
+    /// Into pieces of nearly equal length.
+    Center,
+}
 
 /// Where the segments of a text of `tokens` tokens lie.
 pub fn cut(tokens: usize, size: usize, alignment: Alignment) -> Vec<Range<usize>> {
@@ -28,13 +42,13 @@ pub fn cut(tokens: usize, size: usize, alignment: Alignment) -> Vec<Range<usize>
     }
 }
 
-/// A batch of texts of equal length, `[batch, tokens]`, with an optional mask of padding.
+/// A batch of texts of equal length, `[texts, tokens]`, with an optional mask of padding.
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// Token ids, row by row.
     pub ids: Vec<i32>,
     /// Texts.
-    pub batch: usize,
+    pub texts: usize,
     /// 0 where a token is padding, row by row. `None`: nothing is.
     pub mask: Option<Vec<i32>>,
 }
@@ -44,25 +58,25 @@ impl Batch {
     pub fn from_rows(rows: &[Vec<i32>]) -> Result<Self> {
         let length = rows.iter().map(Vec::len).max().unwrap_or(0);
         if length == 0 {
-            return Err(Error::Argument("expected at least one text with at least one token, got none".into()));
+            return Err(Error::input("at least one text with at least one token", "none"));
         }
         let even = rows.iter().all(|r| r.len() == length);
         let padded = |row: &Vec<i32>| row.iter().copied().chain(std::iter::repeat(0)).take(length).collect::<Vec<_>>();
         let mask = |row: &Vec<i32>| (0..length).map(|i| i32::from(i < row.len())).collect::<Vec<_>>();
         Ok(Batch {
             ids: rows.iter().flat_map(padded).collect(),
-            batch: rows.len(),
+            texts: rows.len(),
             mask: (!even).then(|| rows.iter().flat_map(mask).collect()),
         })
     }
 
     /// Tokens of each text.
     pub fn tokens(&self) -> usize {
-        self.ids.len() / self.batch.max(1)
+        self.ids.len() / self.texts.max(1)
     }
 }
 
-/// One segment of a batch, ready to be embedded: `[batch, width]`, `pad` columns of padding first.
+/// One segment of a batch, ready to be embedded: `[texts, width]`, `pad` columns of padding first.
 #[derive(Clone, Debug)]
 pub struct Segment {
     /// The tokens' range in the text.
@@ -86,7 +100,7 @@ impl Segment {
 pub fn segments(batch: &Batch, size: usize, alignment: Alignment) -> Result<Vec<Segment>> {
     let tokens = batch.tokens();
     if tokens == 0 {
-        return Err(Error::Argument("expected at least one token, got none".into()));
+        return Err(Error::input("at least one token", "none"));
     }
     let ranges = cut(tokens, size, alignment);
     let width = ranges.iter().map(Range::len).max().unwrap_or(0);
@@ -97,14 +111,13 @@ pub fn segments(batch: &Batch, size: usize, alignment: Alignment) -> Result<Vec<
 pub fn segment(batch: &Batch, range: Range<usize>, width: usize) -> Segment {
     let (tokens, pad) = (batch.tokens(), width - range.len());
     let gather = |source: &[i32]| -> Vec<i32> {
-        (0..batch.batch)
+        (0..batch.texts)
             .flat_map(|b| std::iter::repeat_n(0, pad).chain(source[b * tokens..][range.clone()].iter().copied()))
             .collect()
     };
-    let ones = |_: ()| vec![1; batch.ids.len()];
     let mask = match &batch.mask {
         Some(mask) => Some(gather(mask)),
-        None if pad > 0 => Some(gather(&ones(()))),
+        None if pad > 0 => Some(gather(&vec![1; batch.ids.len()])),
         None => None,
     };
     let mask = mask.filter(|m| m.contains(&0));
@@ -129,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_short_segment_is_padded_at_its_left_and_masked() {
-        let batch = Batch { ids: vec![1, 2, 3, 4, 5, 6], batch: 2, mask: None };
+        let batch = Batch { ids: vec![1, 2, 3, 4, 5, 6], texts: 2, mask: None };
         let s = segments(&batch, 2, Alignment::Left).unwrap();
         assert_eq!((s[0].ids.as_slice(), s[0].mask.as_deref()), ([1, 2, 4, 5].as_slice(), None));
         assert_eq!((s[1].ids.as_slice(), s[1].mask.as_deref()), ([0, 3, 0, 6].as_slice(), Some([0, 1, 0, 1].as_slice())));

@@ -8,45 +8,47 @@ use std::collections::HashMap;
 use armt_engine::{Graph, Tape, Workspace};
 
 use crate::error::{Error, Result};
-use crate::memory::MemoryState;
-use crate::model::{Inputs, Model};
-use crate::schedule::{Backprop, Schedule};
+use crate::model::Model;
+use crate::recurrence::Inputs;
+use crate::schedule::{Backprop, Pass, Schedule};
 use crate::segment::Segment;
+use crate::state::{Count, State};
 
 /// Runs groups of one model.
-pub(super) struct Groups<'m> {
-    model: &'m Model,
+pub(super) struct Groups {
+    model: Model,
     schedule: &'static dyn Schedule,
     /// `None`: came once.
-    shapes: HashMap<Shape, Option<Recorded>>,
+    shapes: HashMap<GroupShape, Option<Recorded>>,
     // Dropped after the graphs that live in it.
     workspace: Workspace,
 }
 
 /// What two groups must have in common for one recording to serve both: texts, segments, and whether the memory before is empty.
-type Shape = (usize, usize, bool);
+type GroupShape = (usize, usize, bool);
 
 struct Recorded {
     graph: Graph,
     inputs: Inputs,
-    before: MemoryState,
-    after: MemoryState,
+    before: State,
+    after: State,
 }
 
-impl<'m> Groups<'m> {
-    pub(super) fn new(model: &'m Model, schedule: &'static dyn Schedule) -> Self {
-        Groups { model, schedule, shapes: HashMap::new(), workspace: Workspace::new(model.device()) }
+impl Groups {
+    pub(super) fn new(model: Model, schedule: &'static dyn Schedule) -> Self {
+        let workspace = Workspace::new(model.device());
+        Groups { model, schedule, shapes: HashMap::new(), workspace }
     }
 
     /// The memory after `segments`. On CUDA the work may still be under way.
-    pub(super) fn run(&mut self, segments: &[Segment], state: &MemoryState) -> Result<MemoryState> {
-        let model = self.model;
+    pub(super) fn run(&mut self, segments: &[Segment], state: &State) -> Result<State> {
+        let model = &self.model;
         // A short segment comes once, at a text's end.
         let whole = segments.iter().all(|s| s.mask.is_none());
-        if !(model.device().is_cuda() && whole && model.has_fixed_steps()) {
+        if !(model.device().is_cuda() && whole && model.recurrence().has_fixed_steps()) {
             return self.pass(&inputs(model, segments, state)?, state);
         }
-        let shape = (state.batch, segments.len(), state.is_empty());
+        let shape = (state.texts(), segments.len(), state.is_empty());
         let recorded = match self.shapes.remove(&shape) {
             None => {
                 let inputs = inputs(model, segments, state)?;
@@ -60,24 +62,25 @@ impl<'m> Groups<'m> {
                 Recorded { graph, inputs, before, after }
             }
             Some(Some(recorded)) => {
-                recorded.inputs.fill(model, segments)?;
+                recorded.inputs.fill(segments)?;
                 recorded.before.overwrite(state)?;
                 recorded
             }
         };
         recorded.graph.replay()?;
         let after = recorded.after.copied()?;
-        let tokens_read = state.tokens_read + recorded.inputs.tokens();
+        let read = Count { tokens: recorded.inputs.tokens(), segments: segments.len() as u64 };
         self.shapes.insert(shape, Some(recorded));
-        Ok(MemoryState { tokens_read, segments_read: state.segments_read + segments.len() as u64, ..after })
+        Ok(after.with_counts(state.counts_after(read)))
     }
 
-    fn pass(&self, inputs: &Inputs, state: &MemoryState) -> Result<MemoryState> {
-        self.schedule.run(self.model, &Tape::off(), inputs, state, Backprop::default(), &mut |_, _| Ok(()))
+    fn pass(&self, inputs: &Inputs, state: &State) -> Result<State> {
+        let pass = Pass { tape: &Tape::off(), inputs, backprop: Backprop::default() };
+        self.schedule.run(self.model.recurrence(), pass, state, &mut |_, _| Ok(()))
     }
 }
 
-/// Segments of which nothing is wanted but what the memory keeps of them.
-fn inputs(model: &Model, segments: &[Segment], state: &MemoryState) -> Result<Inputs> {
-    Ok(Inputs::new(model, segments, state.batch)?.asking(|_| false))
+/// Segments of which nothing is wanted but what the state keeps of them.
+fn inputs(model: &Model, segments: &[Segment], state: &State) -> Result<Inputs> {
+    Ok(model.inputs(segments, state.texts())?.wanting(|_| false))
 }

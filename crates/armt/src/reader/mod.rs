@@ -1,4 +1,4 @@
-//! Tokens in, memory out; and questions against a memory.
+//! Tokens in, state out.
 //!
 //! A text is read from its start in whole segments, a group of them at a time, and never kept. Groups begin at multiples of the group's size
 //! in everything that the memory has read, so that a reading that was interrupted goes on with the same groups and ends with the same
@@ -6,19 +6,17 @@
 //!
 //! On CUDA the tokens of the next group are gathered while the device works on one.
 
-mod answer;
 mod group;
 
 use std::ops::ControlFlow;
 
-pub use answer::answer;
 use group::Groups;
 
 use crate::error::{Error, Result};
-use crate::memory::MemoryState;
 use crate::model::Model;
-use crate::schedule::Choice;
+use crate::schedule::ScheduleKind;
 use crate::segment::{Batch, Segment, segment};
+use crate::state::State;
 
 /// How far a reading has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,41 +40,41 @@ pub enum End {
 pub type Tokens<'t> = &'t mut dyn Iterator<Item = Result<i32>>;
 
 /// A memory that is being filled. Whatever happens during a reading, [`Reader::state`] is the memory after the last whole group.
-pub struct Reader<'m> {
-    model: &'m Model,
-    state: MemoryState,
+pub struct Reader {
+    model: Model,
+    state: State,
     /// Of each text, the tokens that came and are not yet in a group.
     open: Vec<Vec<i32>>,
     /// The group that the device may still be working on.
     under_way: Option<UnderWay>,
-    groups: Groups<'m>,
+    groups: Groups,
 }
 
 struct UnderWay {
     batch: Batch,
     /// The memory after it.
-    state: MemoryState,
+    state: State,
 }
 
-impl<'m> Reader<'m> {
+impl Reader {
     /// A reader that goes on from `state`, of one text or of several side by side. A state of another model, or of no text, is an error.
-    pub fn new(model: &'m Model, state: MemoryState) -> Result<Self> {
-        Self::with_schedule(model, state, Choice::Auto)
+    pub fn new(model: &Model, state: State) -> Result<Self> {
+        Self::with_schedule(model, state, ScheduleKind::Auto)
     }
 
-    /// The same with another schedule. One that the model does not have is an error.
-    pub fn with_schedule(model: &'m Model, state: MemoryState, schedule: Choice) -> Result<Self> {
-        let groups = Groups::new(model, schedule.schedule(model)?);
-        let mut reader = Reader { model, state: state.clone(), open: Vec::new(), under_way: None, groups };
+    /// A reader with another schedule than the usual. One that the model does not have is an error.
+    pub fn with_schedule(model: &Model, state: State, schedule: ScheduleKind) -> Result<Self> {
+        let groups = Groups::new(model.clone(), schedule.schedule(model.recurrence())?);
+        let mut reader = Reader { model: model.clone(), state: state.clone(), open: Vec::new(), under_way: None, groups };
         reader.begin(state)?;
         Ok(reader)
     }
 
     /// Begins other texts with `state`. What was left out of the last group is forgotten; what the reader has recorded is kept. A state of
     /// another model, or of no text, is an error.
-    pub fn begin(&mut self, state: MemoryState) -> Result<()> {
-        state.expect_fits(self.model, state.batch.max(1))?;
-        self.open = vec![Vec::new(); state.batch];
+    pub fn begin(&mut self, state: State) -> Result<()> {
+        self.model.expect_state(&state, state.texts().max(1))?;
+        self.open = vec![Vec::new(); state.texts()];
         self.state = state;
         Ok(())
     }
@@ -88,12 +86,12 @@ impl<'m> Reader<'m> {
     }
 
     /// The memory of everything read so far.
-    pub fn state(&self) -> &MemoryState {
+    pub fn state(&self) -> &State {
         &self.state
     }
 
     /// The memory, when reading is over.
-    pub fn into_state(self) -> MemoryState {
+    pub fn into_state(self) -> State {
         self.state
     }
 
@@ -105,14 +103,12 @@ impl<'m> Reader<'m> {
 
     /// Passes over the tokens that the memory already holds. A text with fewer is an error: it cannot be the one that was read.
     pub fn skip(&self, tokens: Tokens<'_>) -> Result<()> {
-        for passed in 0..self.state.tokens_read {
+        for passed in 0..self.state.tokens_read() {
             match tokens.next() {
                 Some(token) => token?,
                 None => {
-                    let read = self.state.tokens_read;
-                    return Err(Error::Argument(format!(
-                        "the memory has read {read} tokens, but the text has only {passed}: it is not the text to go on with"
-                    )));
+                    let read = self.state.tokens_read();
+                    return Err(Error::input(format!("the text that was read, of at least {read} tokens"), format!("one of {passed}")));
                 }
             };
         }
@@ -125,11 +121,10 @@ impl<'m> Reader<'m> {
         self.read_all(&mut [tokens], each)
     }
 
-    /// The same for as many texts side by side as the memory is of. They must have the same length.
+    /// Reads as many texts side by side as the state is of, which must have the same length, as [`Reader::read`] does one.
     pub fn read_all(&mut self, texts: &mut [Tokens<'_>], each: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<End> {
-        if texts.len() != self.state.batch {
-            let batch = self.state.batch;
-            return Err(Error::Argument(format!("the memory is of {batch} text(s) side by side, but {} came", texts.len())));
+        if texts.len() != self.state.texts() {
+            return Err(Error::Texts { state: self.state.texts(), texts: texts.len() });
         }
         let end = self.read_groups(texts, each);
         // Whatever ended the reading, the group under way is whole.
@@ -141,7 +136,7 @@ impl<'m> Reader<'m> {
     fn read_groups(&mut self, texts: &mut [Tokens<'_>], each: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<End> {
         let size = self.model.config().segment_size;
         loop {
-            let begun = self.under_way.as_ref().map_or(self.state.segments_read, |u| u.state.segments_read);
+            let begun = self.under_way.as_ref().map_or(self.state.segments_read(), |u| u.state.segments_read());
             let ended = match self.gather(texts, (self.group() - begun % self.group()) as usize * size) {
                 Err(Error::Interrupted) => return Ok(End::Stopped),
                 other => other?,
@@ -153,8 +148,8 @@ impl<'m> Reader<'m> {
                     return Ok(End::Stopped);
                 }
                 self.start_group(size)?;
-            } else if self.state.tokens_read == 0 {
-                return Err(Error::Argument("expected a text of at least one token, got none".into()));
+            } else if self.state.tokens_read() == 0 {
+                return Err(Error::input("a text of at least one token", "none"));
             }
             if ended {
                 return Ok(End::Finished);
@@ -168,25 +163,23 @@ impl<'m> Reader<'m> {
 
     /// Fills the open group to `count` tokens of each text; says whether the texts ended before that.
     fn gather(&mut self, texts: &mut [Tokens<'_>], count: usize) -> Result<bool> {
-        let vocab = self.model.backbone().vocab;
+        let vocabulary = self.model.sizes().vocab;
         for (open, tokens) in self.open.iter_mut().zip(texts) {
             while open.len() < count {
                 match tokens.next().transpose()? {
-                    Some(token) if token >= 0 && (token as usize) < vocab => open.push(token),
-                    Some(bad) => return Err(Error::Argument(format!("token {bad} is outside the vocabulary of {vocab}"))),
+                    Some(token) if token >= 0 && (token as usize) < vocabulary => open.push(token),
+                    Some(token) => return Err(Error::Token { token, vocabulary }),
                     None => break,
                 }
             }
         }
         let first = self.open[0].len();
         if let Some(other) = self.open.iter().position(|open| open.len() != first) {
-            let before = self.state.tokens_read + self.under_way.as_ref().map_or(0, |u| u.batch.tokens() as u64);
+            let before = self.state.tokens_read() + self.under_way.as_ref().map_or(0, |u| u.batch.tokens() as u64);
             let short = if self.open[other].len() < first { other } else { 0 };
             let tokens = before + self.open[short].len() as u64;
-            return Err(Error::Argument(format!(
-                "texts side by side must have the same length: text {} ends after {tokens} tokens, others go on",
-                short + 1
-            )));
+            let got = format!("text {} that ends after {tokens} tokens where others go on", short + 1);
+            return Err(Error::input("texts of the same length side by side", got));
         }
         Ok(first < count)
     }
@@ -194,7 +187,7 @@ impl<'m> Reader<'m> {
     /// Starts to put the open tokens into the memory.
     fn start_group(&mut self, size: usize) -> Result<()> {
         let (texts, count) = (self.open.len(), self.open[0].len());
-        let batch = Batch { ids: self.open.concat(), batch: texts, mask: None };
+        let batch = Batch { ids: self.open.concat(), texts, mask: None };
         let ranges = (0..count).step_by(size).map(|from| from..count.min(from + size));
         let segments: Vec<Segment> = ranges.map(|range| segment(&batch, range, size)).collect();
         let state = self.groups.run(&segments, &self.state)?;
@@ -214,6 +207,6 @@ impl<'m> Reader<'m> {
             return Err(error.into());
         }
         self.state = state;
-        Ok(each(Progress { tokens: self.state.tokens_read, segments: self.state.segments_read }))
+        Ok(each(Progress { tokens: self.state.tokens_read(), segments: self.state.segments_read() }))
     }
 }

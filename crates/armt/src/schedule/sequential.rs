@@ -1,11 +1,11 @@
 //! Segment by segment, layer by layer: the plain twin.
 
-use armt_engine::{Tape, Tensor, ops};
+use armt_engine::{Tensor, ops};
 
-use super::{Backprop, Schedule, Sink};
+use super::{Pass, Schedule, Sink};
 use crate::error::Result;
-use crate::memory::{Content, LayerMemory, MemoryState};
-use crate::model::{Embedded, Inputs, Model};
+use crate::recurrence::{Embedded, Recurrent, StepContext};
+use crate::state::{Count, LayerState, State};
 
 /// Segment by segment, layer by layer.
 pub struct Sequential;
@@ -15,56 +15,46 @@ impl Schedule for Sequential {
         "sequential"
     }
 
-    fn run(
-        &self,
-        model: &Model,
-        tape: &Tape,
-        inputs: &Inputs,
-        state: &MemoryState,
-        backprop: Backprop,
-        each: Sink<'_>,
-    ) -> Result<MemoryState> {
-        if inputs.places.is_empty() {
+    fn run(&self, recurrence: &dyn Recurrent, pass: Pass<'_>, state: &State, each: Sink<'_>) -> Result<State> {
+        let Pass { tape, inputs, backprop } = pass;
+        if inputs.places().is_empty() {
             return Ok(state.clone());
         }
-        let layers = model.backbone().layers;
-        let mut memories = (0..layers).map(|l| state.layers(model, l..l + 1, tape)?.owned()).collect::<Result<Vec<_>>>()?;
-        // RMT's memory is not a layer's: it enters with the next segment's input.
-        let carries = matches!(state.content, Content::Rmt(_));
-        let mut carried: Option<Tensor> = if let Content::Rmt(m) = &state.content { m.clone() } else { None };
-        let mut embedded = Embedded::new();
-        for (s, place) in inputs.places.iter().enumerate() {
-            let mut h = if carries {
-                let learned = if carried.is_none() { model.memory_tokens(tape, state.batch)? } else { None };
-                model.embed_carrying(tape, inputs, s, carried.as_ref().or(learned.as_ref()))?
-            } else {
-                embedded.segment(model, tape, inputs, s)?
+        let layers = recurrence.sizes().layers;
+        let mut states = (0..layers).map(|l| recurrence.begin(tape, state, l..l + 1, None)).collect::<Result<Vec<_>>>()?;
+        // What goes through the top is not a layer's: it enters with the next segment's input.
+        let carries = recurrence.carries_through_top();
+        let mut carried: Vec<Tensor> = if carries { state.tensors().map(|(_, t)| t.clone()).collect() } else { Vec::new() };
+        let mut embedded = Embedded::default();
+        for (s, place) in inputs.places().iter().enumerate() {
+            let context = StepContext { tape, padding: place.padding.as_ref(), backprop };
+            let mut h = match carries {
+                true => recurrence.embed(tape, inputs, s..s + 1, &carried)?,
+                false => embedded.segment(recurrence, tape, inputs, s)?,
             }; // [1, B, T, d]
-            let mut stepped: Vec<LayerMemory> = Vec::with_capacity(layers);
-            for (l, memory) in memories.into_iter().enumerate() {
-                let (y, memory) = model.layer_step(tape, l..l + 1, &h, memory, place.padding.as_ref(), backprop)?;
+            let mut stepped: Vec<LayerState> = Vec::with_capacity(layers);
+            for (l, state) in states.into_iter().enumerate() {
+                let (y, state) = recurrence.step(context, l..l + 1, &h, state)?;
                 h = y;
-                stepped.push(if backprop.stops_after(s) { memory.cut(l..l + 1)? } else { memory });
+                stepped.push(if backprop.stops_after(s) { recurrence.cut(state, &(l..l + 1))? } else { state });
             }
-            memories = stepped;
+            states = stepped;
             let h = ops::reshape(&h, &h.dims()[1..])?;
             if carries {
-                let memory = model.rmt_memory(tape, &h)?;
-                carried = Some(if backprop.stops_after(s) { memory.detach() } else { memory });
+                carried = recurrence.to_top(tape, &h, carried)?;
+                if backprop.stops_after(s) {
+                    carried.iter_mut().for_each(|t| *t = t.detach());
+                }
             }
             if place.wanted {
                 each(s, &h)?;
             }
         }
-        let (tokens, count) = (state.tokens_read + inputs.tokens(), state.segments_read + inputs.places.len() as u64);
+        let counts = state.counts_after(Count { tokens: inputs.tokens(), segments: inputs.places().len() as u64 });
         if carries {
-            return Ok(MemoryState {
-                content: Content::Rmt(carried),
-                batch: state.batch,
-                tokens_read: tokens,
-                segments_read: count,
-            });
+            return recurrence.layout().state(carried, counts);
         }
-        LayerMemory::join(memories)?.into_state(tape, state.batch, tokens, count)
+        let settled = states.into_iter().map(|s| recurrence.settle(s)).collect::<Result<_>>()?;
+        recurrence.end(tape, LayerState::join(settled)?, counts)
     }
 }

@@ -1,14 +1,13 @@
 //! Text and tokens: the tokenizer, texts of any length as a stream of tokens, and books as sentences.
 
-mod ahead;
+mod prefetch;
 mod sentences;
 mod stream;
 mod tokenizer;
 mod vocabulary;
 
-pub use ahead::{Ahead, Counts};
+pub use prefetch::{Counts, TokenPrefetch};
 pub use sentences::sentences;
 pub use stream::{Piece, Source, TokenStream};
-pub(crate) use tokenizer::{END_OF_TEXT, end_tokens};
-pub use tokenizer::{Speech, Tokenizer};
+pub use tokenizer::{END_OF_TEXT, Speech, Tokenizer, end_tokens};
 pub use vocabulary::Vocabulary;

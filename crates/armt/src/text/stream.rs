@@ -107,10 +107,10 @@ impl TokenStream {
         Self::with_block(tokenizer, sources, BLOCK)
     }
 
-    /// The same with another number of bytes read at once; at least 16.
+    /// A stream over texts with another number of bytes read at once; at least 16.
     pub fn with_block(tokenizer: Arc<Tokenizer>, sources: Vec<Source>, block: usize) -> Result<Self> {
         if tokenizer.joint() == Joint::None {
-            return Err(Error::Argument(
+            return Err(Error::Unsupported(
                 "the tokenizer gives other tokens for the pieces of a text than for the whole: it cannot read a long text piece by piece".into(),
             ));
         }

@@ -12,13 +12,12 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, DecodeStream};
 
 use super::vocabulary::{FILE as VOCABULARY, Vocabulary};
-use crate::checkpoint::write_beside;
-use crate::config::Backbone;
+use crate::files::write_beside;
 use crate::error::{Error, Result};
-use crate::model::Model;
 
 /// GPT-2's one special token.
-pub(crate) const END_OF_TEXT: &str = "<|endoftext|>";
+/// What many tokenizers end a text with.
+pub const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// Text to tokens and back.
 pub struct Tokenizer {
@@ -48,18 +47,18 @@ impl Tokenizer {
         Self::checked(inner).map_err(|e| Error::file(&path, e))?.with_vocabulary_of(folder)
     }
 
-    /// A folder's tokenizer for `model`, whichever files it is in. Refused if a token of it has no row in the model's embedding, and
+    /// A folder's tokenizer for a model of `vocab` tokens, whichever files it is in. Refused if a token of it has no row in the model's embedding, and
     /// with a small vocabulary also if the model has more rows.
-    pub fn load_for(folder: &Path, model: &Model) -> Result<Self> {
+    pub fn load_for(folder: &Path, vocab: usize) -> Result<Self> {
         // Where there are no files at all, the usual one is said to be missing.
         let tokenizer = Self::find(folder)?.map_or_else(|| Self::load(folder), Ok)?;
-        tokenizer.expect_fits(model.backbone(), folder)?;
+        tokenizer.expect_fits(vocab, folder)?;
         Ok(tokenizer)
     }
 
-    /// Refuses a model that the tokenizer, or its small vocabulary from `folder`, is not for.
-    pub fn expect_fits(&self, backbone: &Backbone, folder: &Path) -> Result<()> {
-        let (tokens, rows) = (self.vocabulary(), backbone.vocab);
+    /// Refuses a model of `vocab` tokens that the tokenizer, or its small vocabulary from `folder`, is not for.
+    pub fn expect_fits(&self, vocab: usize, folder: &Path) -> Result<()> {
+        let (tokens, rows) = (self.vocabulary(), vocab);
         match &self.vocabulary {
             Some(_) if tokens != rows => {
                 let message = format!("it is for a model of vocab_size {tokens}, but this model's is {rows}");
@@ -102,7 +101,7 @@ impl Tokenizer {
     pub fn with_vocabulary(self, vocabulary: Vocabulary) -> Result<Self> {
         let (tokens, own) = (vocabulary.tokens(), self.all());
         if tokens != own {
-            return Err(Error::Argument(format!("it is for a tokenizer of {tokens} tokens, but this one has {own}")));
+            return Err(Error::Tokenizer(format!("it is for a tokenizer of {tokens} tokens, but this one has {own}")));
         }
         Ok(Tokenizer { vocabulary: Some(vocabulary), ..self })
     }
@@ -137,7 +136,7 @@ impl Tokenizer {
 
     /// Takes out what a file may ask for that would lose or add text, and finds out how texts may be cut.
     fn checked(mut inner: tokenizers::Tokenizer) -> Result<Self> {
-        inner.with_truncation(None).map_err(|e| Error::Argument(e.to_string()))?;
+        inner.with_truncation(None).map_err(|e| Error::Tokenizer(e.to_string()))?;
         inner.with_padding(None);
         let mut tokenizer = Tokenizer { inner, joint: Joint::None, vocabulary: None };
         for joint in [Joint::Drop, Joint::Keep] {
@@ -199,7 +198,7 @@ impl Tokenizer {
 
     /// The tokens of a text. An error of the tokenizer, as for a character that it has no token for, is passed on.
     pub fn encode(&self, text: &str) -> Result<Vec<i32>> {
-        let encoding = self.inner.encode_fast(text, false).map_err(|e| Error::Argument(format!("tokenizer: {e}")))?;
+        let encoding = self.inner.encode_fast(text, false).map_err(|e| Error::Tokenizer(format!("tokenizer: {e}")))?;
         let ids = encoding.get_ids().iter();
         match &self.vocabulary {
             None => Ok(ids.map(|id| *id as i32).collect()),
@@ -217,7 +216,7 @@ impl Tokenizer {
                 text.push(char::REPLACEMENT_CHARACTER);
             }
             let known: Vec<u32> = known.iter().flatten().copied().collect();
-            text += &self.inner.decode(&known, true).map_err(|e| Error::Argument(format!("tokenizer: {e}")))?;
+            text += &self.inner.decode(&known, true).map_err(|e| Error::Tokenizer(format!("tokenizer: {e}")))?;
         }
         Ok(text)
     }
@@ -231,7 +230,7 @@ impl Tokenizer {
     fn id(&self, token: i32) -> Result<Option<u32>> {
         match &self.vocabulary {
             Some(small) => small.token(token),
-            None => u32::try_from(token).map(Some).map_err(|_| Error::Argument(format!("expected tokens from 0 up, got {token}"))),
+            None => u32::try_from(token).map(Some).map_err(|_| Error::Tokenizer(format!("expected tokens from 0 up, got {token}"))),
         }
     }
 }
@@ -258,13 +257,13 @@ impl Speech<'_> {
             *self = self.tokenizer.speech();
             return Ok(char::REPLACEMENT_CHARACTER.into());
         };
-        let text = self.stream.step(id).map_err(|e| Error::Argument(format!("tokenizer: {e}")))?;
+        let text = self.stream.step(id).map_err(|e| Error::Tokenizer(format!("tokenizer: {e}")))?;
         Ok(text.unwrap_or_default())
     }
 }
 
 /// The tokens that end a text, as a Hugging Face configuration names them: `eos_token_id`, a number or a list.
-pub(crate) fn end_tokens(backbone: &Value) -> Vec<i32> {
+pub fn end_tokens(backbone: &Value) -> Vec<i32> {
     let id = |v: &Value| v.as_i64().and_then(|n| i32::try_from(n).ok());
     match backbone.get("eos_token_id") {
         Some(Value::Array(list)) => list.iter().filter_map(id).collect(),

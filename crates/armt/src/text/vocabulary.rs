@@ -14,7 +14,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::tokenizer::Tokenizer;
-use crate::checkpoint::write_beside;
+use crate::files::write_beside;
 use crate::error::{Error, Result};
 use crate::random::Random;
 
@@ -45,13 +45,13 @@ impl Vocabulary {
         if kept.is_empty() || hashed == 0 {
             let message =
                 format!("expected at least one token to keep and one number for all others, got {} and {hashed}", kept.len());
-            return Err(Error::Argument(message));
+            return Err(Error::Tokenizer(message));
         }
         // A hash is below any number that a token can have, so that sums of these cannot overflow.
         if kept.len() > tokens || hashed > tokens || i32::try_from(tokens).is_err() {
             let message =
                 format!("expected at most the tokenizer's {tokens} tokens to keep and to hash, got {} and {hashed}", kept.len());
-            return Err(Error::Argument(message));
+            return Err(Error::Tokenizer(message));
         }
         let hash = |token: usize| (kept.len() + Random::of(&[token as u64]).below(hashed)) as i32;
         let mut numbers: Vec<i32> = (0..tokens).map(hash).collect();
@@ -59,9 +59,9 @@ impl Vocabulary {
         for (i, token) in kept.iter().enumerate() {
             let place = usize::try_from(*token).ok().filter(|t| *t < tokens);
             let place =
-                place.ok_or_else(|| Error::Argument(format!("expected tokens from 0 to {} to keep, got {token}", tokens - 1)))?;
+                place.ok_or_else(|| Error::Tokenizer(format!("expected tokens from 0 to {} to keep, got {token}", tokens - 1)))?;
             if std::mem::replace(&mut seen[place], true) {
-                return Err(Error::Argument(format!("expected different tokens to keep, but {token} comes twice")));
+                return Err(Error::Tokenizer(format!("expected different tokens to keep, but {token} comes twice")));
             }
             numbers[place] = i as i32;
         }
@@ -74,11 +74,11 @@ impl Vocabulary {
     /// as the tokenizer itself.
     pub fn choose(tokenizer: &Tokenizer, counts: &[u64], needed: &[String], size: usize, hashed: usize) -> Result<Self> {
         if tokenizer.is_small() {
-            return Err(Error::Argument("expected a tokenizer with all its tokens, got one with a small vocabulary".into()));
+            return Err(Error::Tokenizer("expected a tokenizer with all its tokens, got one with a small vocabulary".into()));
         }
         let tokens = tokenizer.vocabulary();
         if counts.len() != tokens {
-            return Err(Error::Argument(format!("expected counts of the tokenizer's {tokens} tokens, got {}", counts.len())));
+            return Err(Error::Tokenizer(format!("expected counts of the tokenizer's {tokens} tokens, got {}", counts.len())));
         }
         let mut must = vec![false; tokens];
         let mut unlike = 0;
@@ -139,7 +139,7 @@ impl Vocabulary {
     /// The number of a token of the tokenizer.
     pub(super) fn number(&self, token: u32) -> Result<i32> {
         let number = self.numbers.get(token as usize).copied();
-        number.ok_or_else(|| Error::Argument(format!("expected a token below {}, got {token}", self.numbers.len())))
+        number.ok_or_else(|| Error::Tokenizer(format!("expected a token below {}, got {token}", self.numbers.len())))
     }
 
     /// The tokenizer's token of a number; `None` where it is one of those that others share. A number that there is not is an error.
@@ -147,7 +147,7 @@ impl Vocabulary {
         match usize::try_from(number) {
             Ok(n) if n < self.kept.len() => Ok(Some(self.kept[n] as u32)),
             Ok(n) if n < self.size() => Ok(None),
-            _ => Err(Error::Argument(format!("expected tokens from 0 to {}, got {number}", self.size() - 1))),
+            _ => Err(Error::Tokenizer(format!("expected tokens from 0 to {}, got {number}", self.size() - 1))),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use armt_engine::{Device, Tensor};
 
-use crate::config::Rotary;
+use super::architecture::Rotary;
 use crate::error::Result;
 
 /// cos and sin, each `[positions, dims / 2]`.
@@ -36,7 +36,7 @@ fn frequencies(rotary: &Rotary) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Llama3Scaling;
+    use crate::backbone::architecture::Llama3Scaling;
 
     #[test]
     fn frequencies_fall_from_one() {

@@ -14,7 +14,7 @@ const WAITING: usize = 4;
 const GLANCE: Duration = Duration::from_millis(50);
 
 /// The tokens of a [`TokenStream`], prepared ahead. The iterator gives [`Error::Interrupted`] once `stop` is set.
-pub struct Ahead {
+pub struct TokenPrefetch {
     pieces: Receiver<Result<Piece>>,
     stop: Arc<AtomicBool>,
     current: std::vec::IntoIter<i32>,
@@ -22,7 +22,7 @@ pub struct Ahead {
     ended: bool,
 }
 
-/// What an [`Ahead`] has given so far; clones go on counting with it.
+/// What an [`TokenPrefetch`] has given so far; clones go on counting with it.
 #[derive(Clone, Default)]
 pub struct Counts(Arc<[AtomicU64; 2]>);
 
@@ -38,7 +38,7 @@ impl Counts {
     }
 }
 
-impl Ahead {
+impl TokenPrefetch {
     /// Starts the thread. It ends with the stream, or when this is dropped. A system that gives no thread is an error.
     pub fn start(mut stream: TokenStream, stop: Arc<AtomicBool>) -> Result<Self> {
         let (sender, pieces) = sync_channel(WAITING);
@@ -51,8 +51,8 @@ impl Ahead {
             }
         };
         let thread = std::thread::Builder::new().name("tokenizer".into()).spawn(work);
-        thread.map_err(|e| Error::Argument(format!("no thread for the tokenizer: {e}")))?;
-        Ok(Ahead { pieces, stop, current: Vec::new().into_iter(), counts: Counts::default(), ended: false })
+        thread.map_err(|source| Error::System { what: "a thread for the tokenizer", source })?;
+        Ok(TokenPrefetch { pieces, stop, current: Vec::new().into_iter(), counts: Counts::default(), ended: false })
     }
 
     /// What was given so far.
@@ -61,7 +61,7 @@ impl Ahead {
     }
 }
 
-impl Iterator for Ahead {
+impl Iterator for TokenPrefetch {
     type Item = Result<i32>;
 
     fn next(&mut self) -> Option<Result<i32>> {

@@ -3,10 +3,10 @@
 use std::ops::ControlFlow;
 
 use crate::error::{Error, Result};
-use crate::generate::Options;
-use crate::memory::MemoryState;
+use crate::generate::{Options, generate_until};
 use crate::model::Model;
 use crate::segment::Batch;
+use crate::state::State;
 use crate::text::Tokenizer;
 
 /// Answers a question from a memory: the question is the text that the model goes on with, and the memory is only read. `each` hears the
@@ -16,7 +16,7 @@ use crate::text::Tokenizer;
 pub fn answer(
     model: &Model,
     tokenizer: &Tokenizer,
-    state: &MemoryState,
+    state: &State,
     question: &str,
     options: &Options,
     stop: &[String],
@@ -24,14 +24,14 @@ pub fn answer(
 ) -> Result<String> {
     let prompt = tokenizer.encode(question)?;
     if prompt.is_empty() {
-        return Err(Error::Argument("expected a question, got nothing".into()));
+        return Err(Error::input("a question", "nothing"));
     }
     let mut options = options.clone();
     options.stop.extend(crate::text::end_tokens(&model.config().backbone).into_iter().chain(tokenizer.end_of_text()));
     let mut speech = tokenizer.speech();
     let mut answer = Answer { text: String::new(), said: 0, stop };
     let mut failure = None;
-    model.generate_until(&Batch { ids: prompt, batch: 1, mask: None }, state, &options, &mut |next| {
+    generate_until(model, &Batch { ids: prompt, texts: 1, mask: None }, state, &options, &mut |next| {
         if options.stop.contains(&next[0]) {
             return ControlFlow::Break(());
         }

@@ -9,11 +9,11 @@ use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::Value;
 
-use super::write_beside;
 use crate::error::{Error, Result};
+use crate::files::write_beside;
 
 /// A tensor of a file: name, shape, values as f32.
-type Found = (String, Vec<usize>, Vec<f32>);
+pub type Found = (String, Vec<usize>, Vec<f32>);
 
 /// The tensors of a model folder or of one file, looked up by name.
 pub struct Tensors {
@@ -72,7 +72,7 @@ impl Tensors {
     }
 
     /// A weight: as [`Tensors::find`], and refused if it holds a number that is not finite.
-    pub fn weight(&self, names: &[String]) -> Result<Found> {
+    pub fn weight(&self, names: &[&str]) -> Result<Found> {
         let found = self.find(names)?;
         match found.2.iter().find(|x| !x.is_finite()) {
             Some(bad) => Err(Error::file(&self.path, format!("{} holds {bad}", found.0))),
@@ -81,8 +81,8 @@ impl Tensors {
     }
 
     /// The first of several names that is there: its name, shape and values as f32.
-    pub fn find(&self, names: &[String]) -> Result<Found> {
-        let found = names.iter().find_map(|name| self.index.get(name).map(|i| (name, *i)));
+    pub fn find(&self, names: &[&str]) -> Result<Found> {
+        let found = names.iter().find_map(|name| self.index.get(*name).map(|i| (*name, *i)));
         let Some((name, i)) = found else {
             return Err(Error::file(&self.path, format!("it holds no tensor {}", names.join(" or "))));
         };
@@ -96,12 +96,12 @@ impl Tensors {
             Dtype::F16 => data.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
             other => return Err(Error::file(file, format!("{name} should be f32, bf16 or f16, but is {other:?}"))),
         };
-        Ok((name.clone(), view.shape().to_vec(), values))
+        Ok((name.to_string(), view.shape().to_vec(), values))
     }
 }
 
 /// Writes named f32 values in f32 or bf16.
-pub(crate) fn write(path: &Path, tensors: &[Found], dtype: DType, metadata: HashMap<String, String>) -> Result<()> {
+pub fn write(path: &Path, tensors: &[Found], dtype: DType, metadata: HashMap<String, String>) -> Result<()> {
     let stored = if dtype == DType::BF16 { Dtype::BF16 } else { Dtype::F32 };
     let bytes: Vec<Vec<u8>> = tensors
         .iter()

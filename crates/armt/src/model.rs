@@ -1,0 +1,275 @@
+//! The model: a configuration and a recurrence, immutable in use. Its state goes in and comes out as a value.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use armt_engine::{DType, Device, Param, Tape, Tensor, ops};
+use serde_json::Value;
+
+use crate::checkpoint;
+use crate::compute::Compute;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::files::read_json;
+use crate::memory::MemoryConfig;
+use crate::recurrence::{self, DeviceBatch, HostBatch, Inputs, Recurrent, Sizes, Targets};
+use crate::schedule::{Backprop, Pass, ScheduleKind};
+use crate::segment::{Alignment, Batch, Segment, segments};
+use crate::state::{State, file};
+use crate::weights::Tensors;
+
+/// A recurrence with its configuration. Cheap to clone; clones share the parameters.
+#[derive(Clone)]
+pub struct Model {
+    config: Arc<Config>,
+    recurrence: Arc<dyn Recurrent>,
+}
+
+impl Model {
+    /// A model with fresh parameters. `dtype` is the type of the computation: f32, or bf16 on CUDA.
+    pub fn fresh(config: Config, seed: u64, dtype: DType, device: &Device) -> Result<Self> {
+        Self::build(config, Some(seed), dtype, device)
+    }
+
+    /// A model whose parameters are zero, to be set.
+    pub fn blank(config: Config, dtype: DType, device: &Device) -> Result<Self> {
+        Self::build(config, None, dtype, device)
+    }
+
+    fn build(config: Config, seed: Option<u64>, dtype: DType, device: &Device) -> Result<Self> {
+        let recurrence = recurrence::build(&config, seed, &Arc::new(Compute::new(device, dtype)))?;
+        Ok(Model { config: Arc::new(config), recurrence: Arc::from(recurrence) })
+    }
+
+    /// Loads a model folder. A folder of a plain backbone loads as a model without memory, its whole context one segment.
+    pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Self> {
+        let config = Config::load(folder)?;
+        let model = Model::blank(config, dtype, device).map_err(|e| match e {
+            Error::Engine(_) => e,
+            other => Error::file(&folder.join("config.json"), other),
+        })?;
+        model.set_weights(&Tensors::open(folder)?)?;
+        Ok(model)
+    }
+
+    /// A backbone of the shape that a Hugging Face folder's `config.json` describes, its weights random, with a fresh memory: to try what is
+    /// meant for weights that are not at hand.
+    pub fn convert_random(folder: &Path, memory: MemoryConfig, segment_size: usize, seed: u64, device: &Device) -> Result<Self> {
+        let backbone: Value = read_json(&folder.join("config.json"), "a Hugging Face configuration")?;
+        Model::fresh(Config::new(backbone, memory, segment_size), seed, DType::F32, device)
+    }
+
+    /// Wraps a Hugging Face folder's backbone with a fresh memory, initialised as the authors do.
+    pub fn convert(folder: &Path, memory: MemoryConfig, segment_size: usize, seed: u64, device: &Device) -> Result<Self> {
+        let model = Self::convert_random(folder, memory, segment_size, seed, device)?;
+        model.recurrence.adopt(&Tensors::open(folder)?, seed)?;
+        Ok(model)
+    }
+
+    /// Overwrites all parameters from a file. A missing, misshapen or non-finite tensor is an error by name, and nothing is changed.
+    pub fn set_weights(&self, tensors: &Tensors) -> Result<()> {
+        checkpoint::set_weights(self.recurrence(), tensors)
+    }
+
+    /// Every parameter, or what `pick` takes of it (its gradient, say), under the names and shapes of the files.
+    pub fn export(&self, pick: impl Fn(&Param) -> &Tensor) -> Result<Vec<(String, Vec<usize>, Vec<f32>)>> {
+        checkpoint::export(self.recurrence(), pick)
+    }
+
+    /// Writes the folder: configuration and weights in f32 or bf16. Files are written beside and renamed.
+    pub fn save(&self, folder: &Path, dtype: DType) -> Result<()> {
+        checkpoint::save(self.recurrence(), &self.config, folder, dtype)
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The recurrence, as schedules take it.
+    pub fn recurrence(&self) -> &dyn Recurrent {
+        self.recurrence.as_ref()
+    }
+
+    /// Where it runs.
+    pub fn device(&self) -> &Device {
+        self.recurrence.compute().device()
+    }
+
+    /// The type of the computation.
+    pub fn dtype(&self) -> DType {
+        self.recurrence.compute().dtype()
+    }
+
+    /// Layers, width and tokens.
+    pub fn sizes(&self) -> Sizes {
+        self.recurrence.sizes()
+    }
+
+    /// Every parameter, in a fixed order.
+    pub fn params(&self) -> Vec<&Param> {
+        self.recurrence.params()
+    }
+
+    /// A parameter by its name: `assoc.value`, say.
+    pub fn param(&self, name: &str) -> Option<&Param> {
+        self.params().into_iter().find(|p| p.name() == name)
+    }
+
+    /// Number of parameters.
+    pub fn parameters(&self) -> usize {
+        self.params().iter().map(|p| p.value().elements()).sum()
+    }
+
+    /// Number of parameters that belong to the memory and not to the backbone.
+    pub fn memory_parameters(&self) -> usize {
+        let around = self.recurrence.around();
+        let rows = if around.wrapped { around.total() } else { 0 };
+        let own = |e: &crate::weights::Entry<'_>| if e.of_memory { e.shape.iter().product() } else { 0 };
+        self.recurrence.entries().iter().map(own).sum::<usize>() + rows * self.sizes().width
+    }
+
+    /// A number that tells this model from any other: of its configuration and every parameter. It reads them all.
+    pub fn fingerprint(&self) -> Result<String> {
+        checkpoint::fingerprint(self.recurrence(), &self.config)
+    }
+
+    /// The state before anything of `texts` texts was read.
+    pub fn empty(&self, texts: usize) -> Result<State> {
+        self.recurrence.layout().empty(texts, self.device())
+    }
+
+    /// Refuses a state of another kind, number of texts or size.
+    pub fn expect_state(&self, state: &State, texts: usize) -> Result<()> {
+        self.recurrence.layout().expect(state, texts)
+    }
+
+    /// Writes a state to a file, beside it first and then renamed. A state that holds NaN or infinity is refused: no one could read it back.
+    pub fn save_state(&self, state: &State, path: &Path) -> Result<()> {
+        file::save(state, path, &self.fingerprint()?)
+    }
+
+    /// Reads a state, to the bit. Refused with the reason: a file that is no state, of another model, truncated, altered, or with a number
+    /// that is not finite.
+    pub fn load_state(&self, path: &Path) -> Result<State> {
+        file::load(path, &self.recurrence.layout(), &self.fingerprint()?, self.device())
+    }
+
+    /// Cuts a batch into this model's segments.
+    pub fn segments(&self, batch: &Batch) -> Result<Vec<Segment>> {
+        self.segments_aligned(batch, self.config.segment_alignment)
+    }
+
+    /// Cuts a batch into segments with another alignment than the model's.
+    pub fn segments_aligned(&self, batch: &Batch, alignment: Alignment) -> Result<Vec<Segment>> {
+        let vocabulary = self.sizes().vocab;
+        if let Some(token) = batch.ids.iter().find(|id| **id < 0 || **id as usize >= vocabulary) {
+            return Err(Error::Token { token: *token, vocabulary });
+        }
+        segments(batch, self.config.segment_size, alignment)
+    }
+
+    /// Segments on the device.
+    pub fn inputs(&self, segments: &[Segment], texts: usize) -> Result<Inputs> {
+        Inputs::new(self.recurrence(), segments, texts)
+    }
+
+    /// A training example as the host has it: the batch in this model's segments, and the rows that are asked. A batch that asks nothing is
+    /// an error.
+    pub fn host_batch(&self, batch: &Batch, targets: &Targets) -> Result<HostBatch> {
+        HostBatch::new(self.recurrence.around(), self.segments(batch)?, batch, targets)
+    }
+
+    /// A training example on the device.
+    pub fn device_batch(&self, host: &HostBatch) -> Result<DeviceBatch> {
+        DeviceBatch::new(self.recurrence(), host)
+    }
+
+    /// Logits `[.., V]` of outputs `[.., d]` of the last layer.
+    pub fn logits(&self, tape: &Tape, h: &Tensor) -> Result<Tensor> {
+        let h = self.recurrence.normed(tape, h)?;
+        let flat = ops::reshape(&h, [h.shape().rows(), h.shape().last()])?;
+        let logits = ops::matmul_nt(&flat, &tape.param(self.recurrence.output_table()))?;
+        Ok(ops::reshape(&logits, h.shape().with_last(self.sizes().vocab))?)
+    }
+
+    /// Reads a batch and gives the logits of its tokens `[B, tokens, V]` in f32 on the host, and the state afterwards. For tests and
+    /// short texts: all logits are kept.
+    pub fn forward(&self, batch: &Batch, state: &State, schedule: ScheduleKind) -> Result<(Vec<f32>, State)> {
+        self.forward_aligned(batch, state, schedule, self.config.segment_alignment)
+    }
+
+    /// Reads a batch as [`Model::forward`], cut with another alignment than the model's.
+    pub fn forward_aligned(
+        &self,
+        batch: &Batch,
+        state: &State,
+        schedule: ScheduleKind,
+        alignment: Alignment,
+    ) -> Result<(Vec<f32>, State)> {
+        self.expect_state(state, batch.texts)?;
+        let segments = self.segments_aligned(batch, alignment)?;
+        let (tokens, vocab, before) = (batch.tokens(), self.sizes().vocab, self.recurrence.around().before);
+        let mut logits = vec![0f32; batch.texts * tokens * vocab];
+        let tape = Tape::off();
+        let inputs = self.inputs(&segments, batch.texts)?;
+        let pass = Pass { tape: &tape, inputs: &inputs, backprop: Backprop::default() };
+        let state = schedule.schedule(self.recurrence())?.run(self.recurrence(), pass, state, &mut |s, h| {
+            let Segment { range, pad, .. } = &segments[s];
+            let text = ops::narrow(h, 1, before + pad, range.len())?;
+            let values = self.logits(&tape, &text)?.to_f32_vec()?;
+            for (b, row) in values.chunks(range.len() * vocab).enumerate() {
+                logits[(b * tokens + range.start) * vocab..][..row.len()].copy_from_slice(row);
+            }
+            Ok(())
+        })?;
+        Ok((logits, state))
+    }
+
+    /// The state after whole segments.
+    pub fn absorb(&self, segments: &[Segment], state: &State) -> Result<State> {
+        let (tape, inputs) = (Tape::off(), self.inputs(segments, state.texts())?.wanting(|_| false));
+        let pass = Pass { tape: &tape, inputs: &inputs, backprop: Backprop::default() };
+        ScheduleKind::Auto.schedule(self.recurrence())?.run(self.recurrence(), pass, state, &mut |_, _| Ok(()))
+    }
+
+    /// The mean loss of the positions that `targets` ask for, on `tape`, and the state afterwards. Only the rows that are asked for go
+    /// through the head.
+    pub fn loss(
+        &self,
+        tape: &Tape,
+        batch: &Batch,
+        targets: &Targets,
+        state: &State,
+        schedule: ScheduleKind,
+        backprop: Backprop,
+    ) -> Result<(Tensor, State)> {
+        self.expect_state(state, batch.texts)?;
+        let example = self.device_batch(&self.host_batch(batch, targets)?)?;
+        self.batch_loss(tape, &example, state, schedule, backprop)
+    }
+
+    /// The mean loss of an example that is on the device, and the state afterwards.
+    pub fn batch_loss(
+        &self,
+        tape: &Tape,
+        example: &DeviceBatch,
+        state: &State,
+        schedule: ScheduleKind,
+        backprop: Backprop,
+    ) -> Result<(Tensor, State)> {
+        let mut rows: Vec<Tensor> = Vec::new();
+        let pass = Pass { tape, inputs: &example.inputs, backprop };
+        let state = schedule.schedule(self.recurrence())?.run(self.recurrence(), pass, state, &mut |s, h| {
+            if let Some(asked) = &example.asked[s] {
+                let flat = ops::reshape(h, [h.dims()[0] * h.dims()[1], h.dims()[2]])?;
+                rows.push(ops::embedding(&flat, asked)?);
+            }
+            Ok(())
+        })?;
+        let h = ops::concat(&rows.iter().collect::<Vec<_>>(), 0)?;
+        let h = self.recurrence.normed(tape, &h)?;
+        Ok((ops::linear_cross_entropy(&h, &tape.param(self.recurrence.output_table()), &example.next, 0)?, state))
+    }
+}
+

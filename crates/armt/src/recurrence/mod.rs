@@ -1,0 +1,182 @@
+//! A model over segments with a state: [`Recurrent`]. Schedules, readers, trainers, generators, files and evaluation see only this.
+//!
+//! Layer l at segment s takes the outputs of layer l - 1 at s, and what layer l kept of segment s - 1. A recurrence is built from a
+//! configuration by the `model_type` of its backbone; a new one is a file here and a line of [`builder`]; [`register`] adds recurrences
+//! from outside.
+
+mod inputs;
+mod open;
+mod transformer;
+
+use std::ops::Range;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use armt_engine::{Param, Tape, Tensor, ops};
+pub use inputs::{BatchShape, DeviceBatch, HostBatch, Inputs, Place, Targets};
+pub(crate) use inputs::Embedded;
+pub use open::{OpenSegment, TokenByToken};
+pub use transformer::Transformer;
+
+use crate::backbone::{Around, Padding};
+use crate::backprop::Backprop;
+use crate::compute::Compute;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::state::{Count, LayerState, State, StateLayout};
+use crate::weights::{Entry, Maker, Staged, Tensors};
+
+/// Sizes that every recurrence has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Layers.
+    pub layers: usize,
+    /// Numbers that go from layer to layer for each position.
+    pub width: usize,
+    /// Tokens.
+    pub vocab: usize,
+}
+
+/// What a step is given beside its layers and their inputs.
+#[derive(Clone, Copy)]
+pub struct StepContext<'a> {
+    /// Where it is recorded.
+    pub tape: &'a Tape,
+    /// The padding of the segments, one for each layer.
+    pub padding: Option<&'a Padding>,
+    /// How gradients go back.
+    pub backprop: Backprop,
+}
+
+/// A model over segments.
+pub trait Recurrent: Send + Sync {
+    /// Where and in what it computes.
+    fn compute(&self) -> &Arc<Compute>;
+
+    /// Its sizes.
+    fn sizes(&self) -> Sizes;
+
+    /// What its states are made of.
+    fn layout(&self) -> StateLayout;
+
+    /// Positions around a segment's own tokens.
+    fn around(&self) -> Around {
+        Around::default()
+    }
+
+    /// Tokens that an open segment can have.
+    fn longest_segment(&self) -> usize {
+        usize::MAX
+    }
+
+    /// The inputs of the first layer, `[n, B, T, d]`, for n segments that are padded alike. `carried` is what came through the top, for
+    /// recurrences in which something does, which ask for one segment at a time.
+    fn embed(&self, tape: &Tape, inputs: &Inputs, segments: Range<usize>, carried: &[Tensor]) -> Result<Tensor>;
+
+    /// The state of layers `layers` as steps take it, in buffers that steps may change. `room` is the width of the segments where layers that
+    /// have read nothing yet run beside others.
+    fn begin(&self, tape: &Tape, state: &State, layers: Range<usize>, room: Option<usize>) -> Result<LayerState>;
+
+    /// One step of layers `layers`: x `[n, B, T, d]` of n segments, one for each layer. Other layers of `state` rest. Gives the layers' outputs
+    /// and the state after it.
+    fn step(&self, context: StepContext<'_>, layers: Range<usize>, x: &Tensor, state: LayerState) -> Result<(Tensor, LayerState)>;
+
+    /// A step where nobody wants the outputs of the last of the layers. Gives the outputs of those before it, if there are any.
+    fn step_unheard(
+        &self,
+        context: StepContext<'_>,
+        layers: Range<usize>,
+        x: &Tensor,
+        state: LayerState,
+    ) -> Result<(Option<Tensor>, LayerState)> {
+        let (y, state) = self.step(context, layers, x, state)?;
+        let before = y.dims()[0] - 1;
+        Ok(((before > 0).then(|| ops::rows(&y, 0..before)).transpose()?, state))
+    }
+
+    /// The state with nothing waiting to be done.
+    fn settle(&self, state: LayerState) -> Result<LayerState> {
+        Ok(state)
+    }
+
+    /// The state with no gradient going back through layers `layers`.
+    fn cut(&self, state: LayerState, layers: &Range<usize>) -> Result<LayerState> {
+        state.cut(layers)
+    }
+
+    /// The state after the last step of all layers.
+    fn end(&self, tape: &Tape, state: LayerState, counts: Vec<Count>) -> Result<State>;
+
+    /// Whether something goes from the last layer to the next segment's first, so that only the sequential schedule can run it. Such a
+    /// state is what is carried.
+    fn carries_through_top(&self) -> bool {
+        false
+    }
+
+    /// What goes through the top after a segment, from the last layer's outputs `[B, T, d]` and what came before.
+    fn to_top(&self, _tape: &Tape, _h: &Tensor, _carried: Vec<Tensor>) -> Result<Vec<Tensor>> {
+        Ok(Vec::new())
+    }
+
+    /// The last layer's outputs as the output table takes them.
+    fn normed(&self, tape: &Tape, h: &Tensor) -> Result<Tensor>;
+
+    /// The output table `[V, d]`.
+    fn output_table(&self) -> &Param;
+
+    /// Every parameter, in a fixed order.
+    fn params(&self) -> Vec<&Param>;
+
+    /// Every tensor of a file, with the parameter it belongs to.
+    fn entries(&self) -> Vec<Entry<'_>>;
+
+    /// A segment that tokens are added to one after the other; the state stays as it is.
+    fn open<'a>(&'a self, state: &State) -> Result<Box<dyn OpenSegment + 'a>>;
+
+    /// Takes the tensors of a plain backbone; what those do not have is drawn anew.
+    fn adopt(&self, tensors: &Tensors, _seed: u64) -> Result<()> {
+        let entries = self.entries();
+        let mut staged = Staged::default();
+        for entry in entries.iter().filter(|e| !e.of_memory) {
+            let (name, shape, data) = tensors.weight(&entry.names().collect::<Vec<_>>())?;
+            entry.expect_shape(tensors.path(), &name, &shape)?;
+            entry.import(&data, staged.values(entry.param));
+        }
+        staged.set(self.compute().device())
+    }
+
+    /// Whether a step of a given shape always issues the same work on the device, so that it can be recorded.
+    fn has_fixed_steps(&self) -> bool {
+        true
+    }
+}
+
+/// Makes a recurrence with fresh parameters from a configuration.
+pub type Build = fn(&Config, &mut Maker) -> Result<Box<dyn Recurrent>>;
+
+static REGISTERED: RwLock<Vec<(&'static str, Build)>> = RwLock::new(Vec::new());
+
+/// Adds a recurrence for backbones of this `model_type`. One that is taken is an error.
+pub fn register(model_type: &'static str, build: Build) -> Result<()> {
+    if builder(model_type).is_some() {
+        return Err(Error::config("backbone.model_type", "one that is not taken", model_type));
+    }
+    REGISTERED.write().unwrap_or_else(PoisonError::into_inner).push((model_type, build));
+    Ok(())
+}
+
+/// What builds backbones of a `model_type`.
+fn builder(model_type: &str) -> Option<Build> {
+    if transformer::knows(model_type) {
+        return Some(transformer::build);
+    }
+    let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
+    registered.iter().find(|(name, _)| *name == model_type).map(|(_, build)| *build)
+}
+
+/// Builds the recurrence of a configuration, drawn from `seed`; without one all parameters are zero, to be set.
+pub fn build(config: &Config, seed: Option<u64>, compute: &Arc<Compute>) -> Result<Box<dyn Recurrent>> {
+    config.check_segments()?;
+    // A type that nobody registered is the transformer's to refuse: it knows the names of all its families.
+    let build = builder(config.model_type_of_backbone()).unwrap_or(transformer::build);
+    build(config, &mut Maker::new(seed, compute))
+}
