@@ -7,12 +7,12 @@ mod small;
 use std::collections::HashMap;
 use std::path::Path;
 
-use armt::checkpoint::Tensors;
-use armt::config::{Alignment, Associative, MemoryConfig};
+use armt::weights::Tensors;
+use armt::config::{Alignment};
+use armt::memory::{Associative, MemoryConfig, Window};
 use armt::engine::{DType, Device, Param, Tensor};
-use armt::memory::{Content, MemoryState};
 use armt::model::Model;
-use armt::schedule::Choice;
+use armt::schedule::ScheduleKind;
 use armt::segment::Batch;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use small::{FAMILIES, memories, model, numbers, tokens, used_state};
@@ -38,18 +38,18 @@ fn reading_on_from_a_file_gives_the_bits_of_reading_in_one_go() {
         let text = tokens(2, 32, 2);
         let part = |from: usize, to: usize| {
             let ids = (0..2).flat_map(|b| text.ids[b * 32 + from..b * 32 + to].to_vec()).collect();
-            Batch { ids, batch: 2, mask: None }
+            Batch { ids, texts: 2, mask: None }
         };
-        let empty = MemoryState::empty(&model, 2).unwrap();
-        let (_, whole) = model.forward(&text, &empty, Choice::Auto).unwrap();
-        let (_, half) = model.forward(&part(0, 12), &empty, Choice::Auto).unwrap();
-        half.save(&path, &model).unwrap();
-        let restored = MemoryState::load(&path, &model).unwrap();
-        assert_eq!((restored.tokens_read, restored.segments_read, restored.batch), (12, 3, 2));
+        let empty = model.empty(2).unwrap();
+        let (_, whole) = model.forward(&text, &empty, ScheduleKind::Auto).unwrap();
+        let (_, half) = model.forward(&part(0, 12), &empty, ScheduleKind::Auto).unwrap();
+        model.save_state(&half, &path).unwrap();
+        let restored = model.load_state(&path).unwrap();
+        assert_eq!((restored.tokens_read(), restored.segments_read(), restored.texts()), (12, 3, 2));
         assert_eq!(bits(&numbers(&restored)), bits(&numbers(&half)), "{}", memory.kind());
-        let (_, end) = model.forward(&part(12, 32), &restored, Choice::Auto).unwrap();
+        let (_, end) = model.forward(&part(12, 32), &restored, ScheduleKind::Auto).unwrap();
         assert_eq!(bits(&numbers(&end)), bits(&numbers(&whole)), "{}", memory.kind());
-        assert_eq!((end.tokens_read, end.segments_read), (32, 8));
+        assert_eq!((end.tokens_read(), end.segments_read()), (32, 8));
     }
 }
 
@@ -58,8 +58,8 @@ fn a_state_can_be_kept_and_used_twice() {
     let model = armt("llama", 3);
     let state = used_state(&model, 1, 4);
     let before = numbers(&state);
-    let (a, _) = model.forward(&tokens(1, 6, 5), &state.clone(), Choice::Auto).unwrap();
-    let (b, _) = model.forward(&tokens(1, 6, 5), &state.detach(), Choice::Auto).unwrap();
+    let (a, _) = model.forward(&tokens(1, 6, 5), &state.clone(), ScheduleKind::Auto).unwrap();
+    let (b, _) = model.forward(&tokens(1, 6, 5), &state.detach(), ScheduleKind::Auto).unwrap();
     assert_eq!((bits(&a), bits(&before)), (bits(&b), bits(&numbers(&state))), "reading changes no state it was given");
 }
 
@@ -89,11 +89,11 @@ fn a_memory_file_that_does_not_fit_is_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("memory.safetensors");
     let model = armt("gpt2", 6);
-    used_state(&model, 1, 7).save(&path, &model).unwrap();
+    model.save_state(&used_state(&model, 1, 7), &path).unwrap();
     let good = std::fs::read(&path).unwrap();
     let refused = |bytes: &[u8], model: &Model, word: &str| {
         std::fs::write(&path, bytes).unwrap();
-        let error = MemoryState::load(&path, model).err().unwrap().to_string();
+        let error = model.load_state(&path).err().unwrap().to_string();
         assert!(error.contains(word) && error.contains("memory.safetensors"), "{error}");
     };
     refused(&good, &armt("gpt2", 8), "another model");
@@ -108,17 +108,17 @@ fn a_memory_file_that_does_not_fit_is_refused_with_the_reason() {
     // A file that is whole and of this model, but holds NaN; and a memory that does, which is not written.
     refused(&with_nan(&good), &model, "NaN");
     let state = used_state(&model, 1, 7);
-    let Content::Associative { a, z } = &state.content else { panic!() };
-    let a = Tensor::full(f32::NAN, a.shape(), &cpu()).unwrap();
-    let broken = MemoryState { content: Content::Associative { a, z: z.clone() }, ..state.clone() };
-    let error = broken.save(&path, &model).err().unwrap().to_string();
+    let a = Tensor::full(f32::NAN, state.get("A").unwrap().shape(), &cpu()).unwrap();
+    let tensors = vec![a, state.get("z").unwrap().clone()];
+    let broken = model.recurrence().layout().state(tensors, state.counts().to_vec()).unwrap();
+    let error = model.save_state(&broken, &path).err().unwrap().to_string();
     assert!(error.contains("not written") && error.contains("NaN"), "{error}");
     // Any other safetensors file.
     model.save(dir.path(), DType::F32).unwrap();
     refused(&std::fs::read(dir.path().join("model.safetensors")).unwrap(), &model, "format");
-    assert!(MemoryState::load(Path::new("nowhere.safetensors"), &model).is_err());
+    assert!(model.load_state(Path::new("nowhere.safetensors")).is_err());
     // A memory of two texts is not one of three.
-    let error = model.forward(&tokens(3, 5, 1), &used_state(&model, 2, 1), Choice::Auto).err().unwrap().to_string();
+    let error = model.forward(&tokens(3, 5, 1), &used_state(&model, 2, 1), ScheduleKind::Auto).err().unwrap().to_string();
     assert!(error.contains("2 text"), "{error}");
 }
 
@@ -128,7 +128,7 @@ fn the_state_of_gpt2_size_is_as_documented() {
     assert_eq!(12 * 384 * (768 + 1) * 4, 14_174_208);
     let model = armt("gpt2", 9);
     let (l, dk, d) = (2, 2 * 3 * 4, 16);
-    assert_eq!(MemoryState::empty(&model, 3).unwrap().bytes(), 3 * l * dk * (d + 1) * 4);
+    assert_eq!(model.empty(3).unwrap().bytes(), 3 * l * dk * (d + 1) * 4);
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn write_hugging_face(folder: &Path, config: &serde_json::Value, tensors: &[(Str
 
 /// A plain backbone and its tensors under Hugging Face's names.
 fn plain(family: &str) -> (Model, Vec<(String, Vec<usize>, Vec<f32>)>) {
-    let config = small::config(family, 2, MemoryConfig::None { sliding_window: false }, 8, Alignment::Left);
+    let config = small::config(family, 2, MemoryConfig::new(Window { sliding_window: false }), 8, Alignment::Left);
     let model = model(config, 11, &cpu());
     let tensors = model.export(Param::value).unwrap();
     (model, tensors)
@@ -220,27 +220,26 @@ fn converting_keeps_the_backbone_and_starts_the_memory_as_the_authors_do() {
         write_hugging_face(dir.path(), &backbone.config().backbone, &tensors, 1);
         let wrap_pos = family == "gpt2";
         let memory = Associative { tokens: 3, d_mem: 4, nu: 3, correction: true, wrap_pos, memory_layers: None };
-        let model = Model::convert(dir.path(), MemoryConfig::Associative(memory), 8, 12, &cpu()).unwrap();
+        let model = Model::convert(dir.path(), MemoryConfig::new(memory), 8, 12, &cpu()).unwrap();
         // Without a memory to read, the first segment's logits are the backbone's, but for memory tokens that come after.
         let text = tokens(2, 8, 13);
-        let (a, _) = backbone.forward(&text, &MemoryState::empty(&backbone, 2).unwrap(), Choice::Auto).unwrap();
-        let (b, state) = model.forward(&text, &MemoryState::empty(&model, 2).unwrap(), Choice::Auto).unwrap();
+        let (a, _) = backbone.forward(&text, &backbone.empty(2).unwrap(), ScheduleKind::Auto).unwrap();
+        let (b, state) = model.forward(&text, &model.empty(2).unwrap(), ScheduleKind::Auto).unwrap();
         assert!(small::off(&b, &a) < 1e-5, "{family}");
-        let weights = model.weights().associative.as_ref().unwrap();
-        assert!(weights.value.value().to_vec::<f32>().unwrap().iter().all(|x| *x == 0.0));
-        let Content::Associative { a, z } = &state.content else { panic!() };
+        assert!(model.param("assoc.value").unwrap().value().to_vec::<f32>().unwrap().iter().all(|x| *x == 0.0));
+        let (a, z) = (state.get("A").unwrap(), state.get("z").unwrap());
         assert!(a.to_vec::<f32>().unwrap().iter().all(|x| *x == 0.0), "values are zero at first");
         assert!(z.to_vec::<f32>().unwrap().iter().any(|x| *x > 0.0));
         let spread = |p: &Param| {
             let v = p.value().to_vec::<f32>().unwrap();
             (v.iter().map(|x| x * x).sum::<f32>() / v.len() as f32).sqrt()
         };
-        let ratio = spread(model.weights().memory.as_ref().unwrap()) / spread(&model.weights().embed);
+        let ratio = spread(model.param("memory").unwrap()) / spread(model.param("embed").unwrap());
         assert!(ratio > 0.6 && ratio < 1.6, "memory tokens have the embedding's spread, not {ratio} of it");
         if wrap_pos {
-            let table = model.weights().positions.as_ref().unwrap().value();
+            let table = model.param("positions").unwrap().value();
             assert_eq!(table.dims(), [35, 16]);
-            let old = backbone.weights().positions.as_ref().unwrap().value().to_vec::<f32>().unwrap();
+            let old = backbone.param("positions").unwrap().value().to_vec::<f32>().unwrap();
             assert_eq!(table.to_vec::<f32>().unwrap()[..old.len()], old);
         }
         // What was converted saves and loads like any other.
@@ -275,7 +274,7 @@ fn a_model_file_that_does_not_fit_is_refused_and_changes_nothing() {
 fn configurations_that_cannot_be_are_refused_by_key() {
     let base = || small::config("gpt2", 2, memories().remove(0), 4, Alignment::Left);
     let refused = |config: armt::Config, word: &str| {
-        let error = config.check().err().unwrap().to_string();
+        let error = armt::recurrence::check(&config).err().unwrap().to_string();
         assert!(error.contains(word), "{error}");
     };
     refused(armt::Config { segment_size: 0, ..base() }, "segment_size");
@@ -291,9 +290,7 @@ fn configurations_that_cannot_be_are_refused_by_key() {
     refused(with("model_type", "bert".into()), "bert");
     refused(with("scale_attn_weights", false.into()), "scale_attn_weights");
     let mut layers = base();
-    if let MemoryConfig::Associative(a) = &mut layers.memory {
-        a.memory_layers = Some(vec![2]);
-    }
+    layers.memory = Associative { memory_layers: Some(vec![2]), ..Associative::new(2, 4) }.into();
     refused(layers, "memory_layers");
     let dir = tempfile::tempdir().unwrap();
     let mut value = serde_json::to_value(base()).unwrap();

@@ -4,12 +4,12 @@
 
 mod small;
 
-use armt::config::{Alignment, MemoryConfig};
+use armt::config::Alignment;
+use armt::memory::MemoryConfig;
 use armt::engine::Device;
 use armt::generate::{Options, Sampling};
-use armt::memory::MemoryState;
 use armt::model::Model;
-use armt::schedule::Choice;
+use armt::schedule::ScheduleKind;
 use armt::segment::Batch;
 use small::{FAMILIES, memories, model, numbers, off, tokens};
 
@@ -18,7 +18,7 @@ fn of(family: &str, memory: MemoryConfig, seed: u64) -> Model {
 }
 
 fn generate(model: &Model, prompt: &Batch, options: &Options) -> armt::generate::Generated {
-    model.generate(prompt, &MemoryState::empty(model, prompt.batch).unwrap(), options, &mut |_| {}).unwrap()
+    armt::generate::generate(model, prompt, &model.empty(prompt.texts).unwrap(), options, &mut |_| {}).unwrap()
 }
 
 /// Logits of the next token without a cache: the prompt grows by a token and everything runs again.
@@ -50,7 +50,7 @@ fn the_cache_gives_what_running_everything_again_gives() {
             for (a, b) in out.logits.iter().zip(&logits) {
                 assert!(off(a, b) < 1e-4, "{family} {}: {}", model.config().memory.kind(), off(a, b));
             }
-            assert_eq!(out.state.segments_read, 2, "the open segment is not written");
+            assert_eq!(out.state.segments_read(), 2, "the open segment is not written");
         }
     }
 }
@@ -63,7 +63,7 @@ fn the_first_token_after_a_prompt_is_the_one_that_reading_it_predicts() {
             let model = of(family, memory, 10);
             let prompt = tokens(2, 15, 11);
             let out = generate(&model, &prompt, &Options { max_new_tokens: 1, keep_logits: true, ..Options::default() });
-            let (logits, _) = model.forward(&prompt, &MemoryState::empty(&model, 2).unwrap(), Choice::Sequential).unwrap();
+            let (logits, _) = model.forward(&prompt, &model.empty(2).unwrap(), ScheduleKind::Sequential).unwrap();
             let v = small::VOCAB;
             let last: Vec<f32> = (0..2).flat_map(|b| logits[(b * 15 + 14) * v..][..v].to_vec()).collect();
             assert!(off(&out.logits[0], &last) < 1e-4, "{family} {}", model.config().memory.kind());
@@ -77,11 +77,11 @@ fn a_full_segment_goes_into_the_memory_and_the_next_begins() {
     let prompt = tokens(1, 4, 4);
     let out = generate(&model, &prompt, &Options { max_new_tokens: 12, ..Options::default() });
     assert_eq!(out.tokens[0].len(), 12);
-    assert_eq!((out.state.segments_read, out.state.tokens_read), (2, 12));
+    assert_eq!((out.state.segments_read(), out.state.tokens_read()), (2, 12));
     // The memory is that of the same text read.
     let text: Vec<i32> = prompt.ids.iter().chain(&out.tokens[0]).take(12).copied().collect();
-    let read = Batch { ids: text, batch: 1, mask: None };
-    let (_, state) = model.forward(&read, &MemoryState::empty(&model, 1).unwrap(), Choice::Sequential).unwrap();
+    let read = Batch { ids: text, texts: 1, mask: None };
+    let (_, state) = model.forward(&read, &model.empty(1).unwrap(), ScheduleKind::Sequential).unwrap();
     assert!(off(&numbers(&out.state), &numbers(&state)) < 1e-5);
 }
 
@@ -114,11 +114,11 @@ fn equal_seeds_give_equal_texts() {
 #[test]
 fn a_prompt_that_cannot_be_continued_is_refused() {
     let model = of("gpt2", memories().remove(0), 9);
-    let state = MemoryState::empty(&model, 2).unwrap();
+    let state = model.empty(2).unwrap();
     let uneven = Batch::from_rows(&[vec![1, 2, 3], vec![1]]).unwrap();
-    let error = model.generate(&uneven, &state, &Options::default(), &mut |_| {}).err().unwrap().to_string();
+    let error = armt::generate::generate(&model, &uneven, &state, &Options::default(), &mut |_| {}).err().unwrap().to_string();
     assert!(error.contains("equal length"), "{error}");
-    let outside = Batch { ids: vec![1, 99], batch: 2, mask: None };
-    let error = model.generate(&outside, &state, &Options::default(), &mut |_| {}).err().unwrap().to_string();
+    let outside = Batch { ids: vec![1, 99], texts: 2, mask: None };
+    let error = armt::generate::generate(&model, &outside, &state, &Options::default(), &mut |_| {}).err().unwrap().to_string();
     assert!(error.contains("99") && error.contains("23"), "{error}");
 }

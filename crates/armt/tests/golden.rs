@@ -9,13 +9,13 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use armt::checkpoint::Tensors;
-use armt::config::{Alignment, Associative, Config, MemoryConfig, ModelType};
+use armt::weights::Tensors;
+use armt::config::{Alignment, Config, ModelType};
+use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window};
 use armt::engine::{DType, Device, Param, Tape};
 use armt::generate::Options;
-use armt::memory::{Content, MemoryState};
-use armt::model::{Model, Targets};
-use armt::schedule::{Backprop, Choice};
+use armt::{Model, recurrence::Targets};
+use armt::schedule::{Backprop, ScheduleKind};
 use armt::segment::Batch;
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -92,7 +92,7 @@ impl<'a> Case<'a> {
 
     /// Float values.
     fn floats(&self, name: &str) -> Vec<f32> {
-        self.tensors.find(&[name.to_string()]).unwrap().2
+        self.tensors.find(&[name]).unwrap().2
     }
 
     /// Integer values and the number of rows.
@@ -120,7 +120,7 @@ impl<'a> Case<'a> {
     fn config(&self) -> Config {
         let wrap_pos = self.flag("wrap_pos", false);
         let memory = match self.entry["memory"].as_str().unwrap_or("none") {
-            "associative" => MemoryConfig::Associative(Associative {
+            "associative" => MemoryConfig::new(Associative {
                 tokens: self.number("num_mem_tokens"),
                 d_mem: self.number("d_mem"),
                 nu: self.entry["nu"].as_u64().unwrap_or(3) as usize,
@@ -128,9 +128,9 @@ impl<'a> Case<'a> {
                 wrap_pos,
                 memory_layers: None,
             }),
-            "rmt" => MemoryConfig::Rmt { tokens: self.number("num_mem_tokens"), wrap_pos },
-            "prmt" => MemoryConfig::Prmt { tokens: self.number("num_mem_tokens"), wrap_pos },
-            _ => MemoryConfig::None { sliding_window: false },
+            "rmt" => MemoryConfig::new(Rmt { tokens: self.number("num_mem_tokens"), wrap_pos }),
+            "prmt" => MemoryConfig::new(Prmt { tokens: self.number("num_mem_tokens"), wrap_pos }),
+            _ => MemoryConfig::new(Window { sliding_window: false }),
         };
         Config {
             model_type: ModelType::Armt,
@@ -206,8 +206,8 @@ impl Suite {
     fn model(&mut self, file: &str, entry: &Value) {
         let case = Case::open(&self.folder, file, entry);
         let (device, tolerance) = (self.device.clone(), self.tolerance);
-        let schedules: &[Choice] =
-            if entry["memory"] == "rmt" { &[Choice::Sequential] } else { &[Choice::Sequential, Choice::Diagonal] };
+        let schedules: &[ScheduleKind] =
+            if entry["memory"] == "rmt" { &[ScheduleKind::Sequential] } else { &[ScheduleKind::Sequential, ScheduleKind::Diagonal] };
         let model = case.model(&device);
         for &schedule in schedules {
             let name = |what: &str| format!("{file} {schedule:?} {what}");
@@ -225,7 +225,7 @@ impl Suite {
             }
         }
         if entry["memory"] == "rmt" {
-            self.judge(&format!("{file} has no diagonal"), || match Choice::Diagonal.schedule(&model) {
+            self.judge(&format!("{file} has no diagonal"), || match ScheduleKind::Diagonal.schedule(model.recurrence()) {
                 Err(e) if e.to_string().contains("RMT") => Ok(()),
                 _ => Err("asking for one is not an error that says so".into()),
             });
@@ -245,22 +245,22 @@ impl Suite {
 
 fn batch_of(case: &Case<'_>) -> Batch {
     let (ids, batch) = case.integers("input_ids");
-    Batch { ids, batch, mask: None }
+    Batch { ids, texts: batch, mask: None }
 }
 
-fn logits(case: &Case<'_>, model: &Model, schedule: Choice, tolerance: Tolerance) -> Outcome {
+fn logits(case: &Case<'_>, model: &Model, schedule: ScheduleKind, tolerance: Tolerance) -> Outcome {
     let batch = batch_of(case);
-    let state = MemoryState::empty(model, batch.batch).unwrap();
+    let state = model.empty(batch.texts).unwrap();
     let (got, after) = model.forward(&batch, &state, schedule).unwrap();
     expect("a logit", off(&got, &case.floats("logits")), tolerance.logits)?;
-    if after.tokens_read != batch.tokens() as u64 {
-        return Err(format!("{} tokens were read", after.tokens_read));
+    if after.tokens_read() != batch.tokens() as u64 {
+        return Err(format!("{} tokens were read", after.tokens_read()));
     }
     Ok(())
 }
 
 /// Memory after each segment, each time from the start.
-fn memory(case: &Case<'_>, model: &Model, schedule: Choice, tolerance: Tolerance) -> Outcome {
+fn memory(case: &Case<'_>, model: &Model, schedule: ScheduleKind, tolerance: Tolerance) -> Outcome {
     let batch = batch_of(case);
     let (tokens, size) = (batch.tokens(), model.config().segment_size);
     for s in 0..tokens.div_ceil(size) {
@@ -268,14 +268,14 @@ fn memory(case: &Case<'_>, model: &Model, schedule: Choice, tolerance: Tolerance
             continue;
         }
         let end = ((s + 1) * size).min(tokens);
-        let ids = (0..batch.batch).flat_map(|b| batch.ids[b * tokens..][..end].to_vec()).collect();
-        let part = Batch { ids, batch: batch.batch, mask: None };
-        let state = MemoryState::empty(model, batch.batch).unwrap();
+        let ids = (0..batch.texts).flat_map(|b| batch.ids[b * tokens..][..end].to_vec()).collect();
+        let part = Batch { ids, texts: batch.texts, mask: None };
+        let state = model.empty(batch.texts).unwrap();
         let (_, state) = model.forward(&part, &state, schedule).unwrap();
-        let Content::Associative { a, z } = &state.content else { return Err("the memory is of another kind".into()) };
+        let (Some(a), Some(z)) = (state.get("A"), state.get("z")) else { return Err("the memory is of another kind".into()) };
         for (got, key) in [(a, "W"), (z, "z")] {
             let values = got.to_vec::<f32>().unwrap();
-            let size = values.len() / model.backbone().layers;
+            let size = values.len() / model.sizes().layers;
             for (l, got) in values.chunks(size).enumerate() {
                 let want = case.floats(&format!("mem.{key}.{l}.{s}"));
                 expect(&format!("{key} of layer {l} after segment {s}"), off(got, &want), tolerance.logits)?;
@@ -291,9 +291,9 @@ fn targets_of(case: &Case<'_>, mask: Option<&str>) -> Targets {
     Targets::shifted(&labels, mask.as_deref(), batch)
 }
 
-fn gradients(case: &Case<'_>, model: &Model, schedule: Choice, tolerance: Tolerance) -> Outcome {
+fn gradients(case: &Case<'_>, model: &Model, schedule: ScheduleKind, tolerance: Tolerance) -> Outcome {
     let batch = batch_of(case);
-    let state = MemoryState::empty(model, batch.batch).unwrap();
+    let state = model.empty(batch.texts).unwrap();
     if case.has("loss_nomask") {
         let tape = Tape::off();
         let (loss, _) = model.loss(&tape, &batch, &targets_of(case, None), &state, schedule, Backprop::default()).unwrap();
@@ -321,12 +321,12 @@ fn gradients(case: &Case<'_>, model: &Model, schedule: Choice, tolerance: Tolera
     if compared == expected { Ok(()) } else { Err(format!("{compared} of {expected} gradients were compared")) }
 }
 
-fn padded(case: &Case<'_>, model: &Model, schedule: Choice, tolerance: Tolerance) -> Outcome {
+fn padded(case: &Case<'_>, model: &Model, schedule: ScheduleKind, tolerance: Tolerance) -> Outcome {
     let (mask, _) = case.integers("pad_attention_mask");
     let batch = Batch { mask: Some(mask.clone()), ..batch_of(case) };
-    let state = MemoryState::empty(model, batch.batch).unwrap();
+    let state = model.empty(batch.texts).unwrap();
     let (got, _) = model.forward(&batch, &state, schedule).unwrap();
-    let (want, vocab) = (case.floats("pad_logits"), model.backbone().vocab);
+    let (want, vocab) = (case.floats("pad_logits"), model.sizes().vocab);
     for (i, _) in mask.iter().enumerate().filter(|(_, m)| **m != 0) {
         let at = i * vocab..(i + 1) * vocab;
         expect(&format!("a logit of position {i}"), off(&got[at.clone()], &want[at]), tolerance.logits)?;
@@ -337,12 +337,12 @@ fn padded(case: &Case<'_>, model: &Model, schedule: Choice, tolerance: Tolerance
     expect("the loss", (loss.item().unwrap() - case.floats("pad_loss")[0]).abs(), tolerance.logits)
 }
 
-fn aligned(case: &Case<'_>, model: &Model, schedule: Choice, alignment: Alignment, tensor: &str, tolerance: Tolerance) -> Outcome {
+fn aligned(case: &Case<'_>, model: &Model, schedule: ScheduleKind, alignment: Alignment, tensor: &str, tolerance: Tolerance) -> Outcome {
     let (all, want) = (batch_of(case), case.floats(tensor));
-    let tokens = want.len() / all.batch / model.backbone().vocab;
-    let ids = (0..all.batch).flat_map(|b| all.ids[b * all.tokens()..][..tokens].to_vec()).collect();
-    let batch = Batch { ids, batch: all.batch, mask: None };
-    let state = MemoryState::empty(model, batch.batch).unwrap();
+    let tokens = want.len() / all.texts / model.sizes().vocab;
+    let ids = (0..all.texts).flat_map(|b| all.ids[b * all.tokens()..][..tokens].to_vec()).collect();
+    let batch = Batch { ids, texts: all.texts, mask: None };
+    let state = model.empty(batch.texts).unwrap();
     let (got, _) = model.forward_aligned(&batch, &state, schedule, alignment).unwrap();
     expect("a logit", off(&got, &want), tolerance.logits)
 }
@@ -351,14 +351,14 @@ fn generated(case: &Case<'_>, model: &Model, tag: &str, tolerance: Tolerance) ->
     let (ids, batch) = case.integers(&format!("input_ids_{tag}"));
     let (want, _) = case.integers(&format!("generated_{tag}"));
     let steps = case.number("new_tokens");
-    let prompt = Batch { ids, batch, mask: None };
-    let state = MemoryState::empty(model, batch).unwrap();
+    let prompt = Batch { ids, texts: batch, mask: None };
+    let state = model.empty(batch).unwrap();
     let options = Options { max_new_tokens: steps, roll_over: false, keep_logits: true, ..Options::default() };
-    let out = model.generate(&prompt, &state, &options, &mut |_| {}).unwrap();
+    let out = armt::generate::generate(model, &prompt, &state, &options, &mut |_| {}).unwrap();
     if out.tokens.concat() != want {
         return Err(format!("generated {:?} instead of {want:?}", out.tokens));
     }
-    let (logits, vocab) = (case.floats(&format!("step_logits_{tag}")), model.backbone().vocab);
+    let (logits, vocab) = (case.floats(&format!("step_logits_{tag}")), model.sizes().vocab);
     for (step, got) in out.logits.iter().enumerate() {
         for b in 0..batch {
             let want = &logits[(b * steps + step) * vocab..][..vocab];

@@ -8,13 +8,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use armt::config::{Associative, MemoryConfig};
+use armt::memory::{Associative, MemoryConfig, Prmt, Rmt};
 use armt::engine::{DType, Device};
 use armt::generate::{Options, Sampling};
-use armt::memory::Content;
-use armt::reader::{End, Reader, Tokens, answer};
-use armt::text::{Ahead, Source, TokenStream, Tokenizer};
-use armt::{Error, MemoryState, Model};
+use armt::answer::answer;
+use armt::reader::{End, Reader, Tokens};
+use armt::text::{TokenPrefetch, Source, TokenStream, Tokenizer};
+use armt::{Error, State, Model};
 use proptest::prelude::*;
 
 #[path = "support/tiny_gpt2.rs"]
@@ -46,17 +46,17 @@ fn model(memory: MemoryConfig) -> Model {
     tiny_gpt2::write(folder.path());
     let model = Model::convert(folder.path(), memory, SEGMENT, 3, &Device::cpu()).unwrap();
     // The value projection starts at zero, which would leave nothing in the memory to compare.
-    if let Some(a) = &model.weights().associative {
-        let value = a.value.value();
+    if let Some(projection) = model.param("assoc.value") {
+        let value = projection.value();
         let numbers: Vec<f32> = (0..value.elements()).map(|i| ((i * 7919 % 101) as f32 - 50.0) * 0.01).collect();
-        a.value.set(&armt::engine::Tensor::from_slice(&numbers, value.shape(), &Device::cpu()).unwrap()).unwrap();
+        projection.set(&armt::engine::Tensor::from_slice(&numbers, value.shape(), &Device::cpu()).unwrap()).unwrap();
     }
     model
 }
 
 fn associative() -> MemoryConfig {
     let a = Associative { tokens: 2, d_mem: 4, nu: 3, correction: true, wrap_pos: false, memory_layers: None };
-    MemoryConfig::Associative(a)
+    MemoryConfig::new(a)
 }
 
 /// Some text of about `n` tokens.
@@ -64,20 +64,16 @@ fn tokens(n: usize) -> Vec<i32> {
     (0..n).map(|i| ((i * i + 3 * i) % tiny_gpt2::VOCAB) as i32).collect()
 }
 
-fn read_all(model: &Model, state: MemoryState, tokens: &[i32]) -> MemoryState {
+fn read_all(model: &Model, state: State, tokens: &[i32]) -> State {
     let mut reader = Reader::new(model, state).unwrap();
     let mut source = tokens.iter().map(|t| Ok(*t));
     assert_eq!(reader.read(&mut source, &mut |_| ControlFlow::Continue(())).unwrap(), End::Finished);
     reader.into_state()
 }
 
-fn bits(state: &MemoryState) -> Vec<u32> {
+fn bits(state: &State) -> Vec<u32> {
     let all = |t: &armt::engine::Tensor| t.to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>();
-    match &state.content {
-        Content::Associative { a, z } => [all(a), all(z)].concat(),
-        Content::Rmt(Some(m)) | Content::Prmt(Some(m)) => all(m),
-        _ => vec![],
-    }
+    state.tensors().flat_map(|(_, t)| all(t)).collect()
 }
 
 fn fragment() -> impl Strategy<Value = String> {
@@ -199,24 +195,24 @@ fn a_reading_in_two_halves_gives_the_bits_of_one_reading() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("memory.safetensors");
     for memory in
-        [associative(), MemoryConfig::Rmt { tokens: 2, wrap_pos: false }, MemoryConfig::Prmt { tokens: 2, wrap_pos: false }]
+        [associative(), MemoryConfig::new(Rmt { tokens: 2, wrap_pos: false }), MemoryConfig::new(Prmt { tokens: 2, wrap_pos: false })]
     {
         let model = model(memory);
         let text = tokens(SEGMENT * GROUP as usize * 2 + 21);
-        let whole = read_all(&model, MemoryState::empty(&model, 1).unwrap(), &text);
-        assert_eq!((whole.tokens_read, whole.segments_read), (text.len() as u64, 2 * GROUP + 3));
+        let whole = read_all(&model, model.empty(1).unwrap(), &text);
+        assert_eq!((whole.tokens_read(), whole.segments_read()), (text.len() as u64, 2 * GROUP + 3));
 
-        let mut reader = Reader::new(&model, MemoryState::empty(&model, 1).unwrap()).unwrap();
+        let mut reader = Reader::new(&model, model.empty(1).unwrap()).unwrap();
         let mut source = text.iter().map(|t| Ok(*t));
         assert_eq!(reader.read(&mut source, &mut |_| ControlFlow::Break(())).unwrap(), End::Stopped);
-        assert_eq!(reader.state().segments_read, GROUP);
-        reader.state().save(&file, &model).unwrap();
+        assert_eq!(reader.state().segments_read(), GROUP);
+        model.save_state(&reader.state(), &file).unwrap();
 
-        let mut reader = Reader::new(&model, MemoryState::load(&file, &model).unwrap()).unwrap();
+        let mut reader = Reader::new(&model, model.load_state(&file).unwrap()).unwrap();
         let mut source = text.iter().map(|t| Ok(*t));
         reader.skip(&mut source).unwrap();
         reader.read(&mut source, &mut |_| ControlFlow::Continue(())).unwrap();
-        assert_eq!(reader.state().tokens_read, whole.tokens_read);
+        assert_eq!(reader.state().tokens_read(), whole.tokens_read());
         assert!(bits(&whole).iter().any(|b| *b != 0));
         assert_eq!(bits(reader.state()), bits(&whole), "{}", model.config().memory.kind());
     }
@@ -227,45 +223,45 @@ fn a_source_that_fails_leaves_what_was_read() {
     let model = model(associative());
     let group = SEGMENT * GROUP as usize;
     let text = tokens(group + 5);
-    let mut reader = Reader::new(&model, MemoryState::empty(&model, 1).unwrap()).unwrap();
-    let broken = || Err(Error::Argument("the disk is gone".into()));
+    let mut reader = Reader::new(&model, model.empty(1).unwrap()).unwrap();
+    let broken = || Err(Error::input("a disk", "the disk is gone"));
     let mut source = text.iter().map(|t| Ok(*t)).chain(std::iter::once_with(broken));
     assert!(reader.read(&mut source, &mut |_| ControlFlow::Continue(())).is_err());
-    assert_eq!((reader.state().tokens_read, reader.group()), (group as u64, GROUP));
+    assert_eq!((reader.state().tokens_read(), reader.group()), (group as u64, GROUP));
     assert_eq!(reader.left_out(), [text[group..].to_vec()]);
     let mut rest = std::iter::empty();
     assert_eq!(reader.read(&mut rest, &mut |_| ControlFlow::Continue(())).unwrap(), End::Finished);
-    assert_eq!(bits(reader.state()), bits(&read_all(&model, MemoryState::empty(&model, 1).unwrap(), &text)));
+    assert_eq!(bits(reader.state()), bits(&read_all(&model, model.empty(1).unwrap(), &text)));
 }
 
 #[test]
 fn a_text_that_ended_short_can_be_continued() {
     let model = model(associative());
     let (first, second) = (tokens(SEGMENT + 3), tokens(SEGMENT * 2));
-    let state = read_all(&model, MemoryState::empty(&model, 1).unwrap(), &first);
+    let state = read_all(&model, model.empty(1).unwrap(), &first);
     let mut reader = Reader::new(&model, state).unwrap();
     let both = [first.clone(), second].concat();
     let mut source = both.iter().map(|t| Ok(*t));
     reader.skip(&mut source).unwrap();
     reader.read(&mut source, &mut |_| ControlFlow::Continue(())).unwrap();
-    assert_eq!((reader.state().tokens_read, reader.state().segments_read), (both.len() as u64, 4));
+    assert_eq!((reader.state().tokens_read(), reader.state().segments_read()), (both.len() as u64, 4));
 
     let mut short = first[..5].iter().map(|t| Ok(*t));
     let error = reader.skip(&mut short).unwrap_err().to_string();
-    assert!(error.contains("the text has only 5"), "{error}");
+    assert!(error.contains("got one of 5"), "{error}");
 }
 
 #[test]
 fn no_tokens_and_unknown_tokens_are_refused() {
     let model = model(associative());
-    let mut reader = Reader::new(&model, MemoryState::empty(&model, 1).unwrap()).unwrap();
+    let mut reader = Reader::new(&model, model.empty(1).unwrap()).unwrap();
     let mut go = |tokens: Vec<i32>| reader.read(&mut tokens.into_iter().map(Ok), &mut |_| ControlFlow::Continue(()));
     assert!(go(vec![]).unwrap_err().to_string().contains("at least one token"));
     assert!(go(vec![1, 9999]).unwrap_err().to_string().contains("token 9999"));
 }
 
 /// Reads texts side by side, with the reader as it is.
-fn read_side_by_side(reader: &mut Reader<'_>, texts: &[Vec<i32>]) -> armt::Result<End> {
+fn read_side_by_side(reader: &mut Reader, texts: &[Vec<i32>]) -> armt::Result<End> {
     let mut sources: Vec<_> = texts.iter().map(|text| text.iter().map(|t| Ok(*t))).collect();
     let mut sources: Vec<Tokens<'_>> = sources.iter_mut().map(|s| s as Tokens<'_>).collect();
     reader.read_all(&mut sources, &mut |_| ControlFlow::Continue(()))
@@ -276,14 +272,14 @@ fn texts_read_side_by_side_leave_the_memory_of_each_read_alone() {
     let model = model(associative());
     // More than a group, and a short segment at the end.
     let texts: Vec<Vec<i32>> = (0..3).map(|i| tokens(SEGMENT * 40 + 3 + i)[i..].to_vec()).collect();
-    let mut reader = Reader::new(&model, MemoryState::empty(&model, 3).unwrap()).unwrap();
+    let mut reader = Reader::new(&model, model.empty(3).unwrap()).unwrap();
     assert_eq!(read_side_by_side(&mut reader, &texts).unwrap(), End::Finished);
-    let Content::Associative { a, .. } = &reader.state().content else { panic!("not associative") };
+    let a = reader.state().get("A").unwrap();
     let [layers, _, dk, d] = *a.dims() else { panic!("{:?}", a.dims()) };
     let all = a.to_vec::<f32>().unwrap();
     for (b, text) in texts.iter().enumerate() {
-        let alone = read_all(&model, MemoryState::empty(&model, 1).unwrap(), text);
-        let Content::Associative { a, .. } = &alone.content else { panic!("not associative") };
+        let alone = read_all(&model, model.empty(1).unwrap(), text);
+        let a = alone.get("A").unwrap();
         let alone = a.to_vec::<f32>().unwrap();
         assert!(alone.iter().any(|v| v.abs() > 1e-3));
         for l in 0..layers {
@@ -297,12 +293,12 @@ fn texts_read_side_by_side_leave_the_memory_of_each_read_alone() {
 #[test]
 fn texts_side_by_side_must_be_as_many_as_the_memory_is_of_and_equally_long() {
     let model = model(associative());
-    let mut reader = Reader::new(&model, MemoryState::empty(&model, 2).unwrap()).unwrap();
+    let mut reader = Reader::new(&model, model.empty(2).unwrap()).unwrap();
     let error = read_side_by_side(&mut reader, &[tokens(9)]).unwrap_err().to_string();
     assert!(error.contains("2 text(s)") && error.contains("1 came"), "{error}");
     let error = read_side_by_side(&mut reader, &[tokens(300), tokens(257)]).unwrap_err().to_string();
-    assert!(error.contains("text 2 ends after 257 tokens"), "{error}");
-    assert_eq!(reader.state().segments_read, GROUP);
+    assert!(error.contains("text 2 that ends after 257 tokens"), "{error}");
+    assert_eq!(reader.state().segments_read(), GROUP);
 }
 
 #[test]
@@ -315,11 +311,11 @@ fn recorded_groups_give_the_bits_of_direct_ones() {
     model(associative()).save(folder.path(), DType::F32).unwrap();
     for dtype in [DType::F32, DType::BF16] {
         let model = Model::load(folder.path(), dtype, &cuda).unwrap();
-        let mut reader = Reader::new(&model, MemoryState::empty(&model, 2).unwrap()).unwrap();
+        let mut reader = Reader::new(&model, model.empty(2).unwrap()).unwrap();
         let group = reader.group() as usize * SEGMENT;
         let texts: Vec<Vec<i32>> = (0..2).map(|i| tokens(4 * group + SEGMENT + 3 + i)[i..].to_vec()).collect();
         // A reader that sees each group for the first time records nothing.
-        let mut direct = MemoryState::empty(&model, 2).unwrap();
+        let mut direct = model.empty(2).unwrap();
         for from in (0..texts[0].len()).step_by(group) {
             let parts: Vec<Vec<i32>> = texts.iter().map(|t| t[from..t.len().min(from + group)].to_vec()).collect();
             let mut reader = Reader::new(&model, direct).unwrap();
@@ -327,9 +323,9 @@ fn recorded_groups_give_the_bits_of_direct_ones() {
             direct = reader.into_state();
         }
         for _ in 0..3 {
-            reader.begin(MemoryState::empty(&model, 2).unwrap()).unwrap();
+            reader.begin(model.empty(2).unwrap()).unwrap();
             read_side_by_side(&mut reader, &texts).unwrap();
-            assert_eq!(reader.state().tokens_read, texts[0].len() as u64);
+            assert_eq!(reader.state().tokens_read(), texts[0].len() as u64);
             assert!(bits(reader.state()).iter().any(|b| *b != 0));
             assert_eq!(bits(reader.state()), bits(&direct), "{dtype}");
         }
@@ -350,15 +346,15 @@ fn a_stop_reaches_a_reader_whose_text_does_not_come() {
     let model = model(associative());
     let stream = TokenStream::new(tokenizer(), vec![Source::reader(Path::new("pipe"), Silent)]).unwrap();
     let stop = Arc::new(AtomicBool::new(true));
-    let mut reader = Reader::new(&model, MemoryState::empty(&model, 1).unwrap()).unwrap();
-    let mut ahead = Ahead::start(stream, stop).unwrap();
+    let mut reader = Reader::new(&model, model.empty(1).unwrap()).unwrap();
+    let mut ahead = TokenPrefetch::start(stream, stop).unwrap();
     assert_eq!(reader.read(&mut ahead, &mut |_| ControlFlow::Continue(())).unwrap(), End::Stopped);
 }
 
 #[test]
 fn answers_come_piece_by_piece_and_end_before_a_stop_text() {
     let (model, tokenizer) = (model(associative()), tokenizer());
-    let state = read_all(&model, MemoryState::empty(&model, 1).unwrap(), &tokens(50));
+    let state = read_all(&model, model.empty(1).unwrap(), &tokens(50));
     let sampling = Sampling::Random { temperature: 1.0, top_k: None, top_p: None, seed: 5 };
     let options = Options { max_new_tokens: 20, sampling, ..Options::default() };
     let ask = |stop: &[String]| {
@@ -385,11 +381,11 @@ fn a_tokenizer_larger_than_the_model_is_refused() {
     let model = Model::load(folder.path(), DType::F32, &Device::cpu()).unwrap();
     let (encoder, merges) = tiny_gpt2::write_bpe(folder.path());
     Tokenizer::from_gpt2(&encoder, &merges).unwrap().save(folder.path()).unwrap();
-    assert!(Tokenizer::load_for(folder.path(), &model).is_ok());
+    assert!(Tokenizer::load_for(folder.path(), model.sizes().vocab).is_ok());
     let text = std::fs::read_to_string(folder.path().join("tokenizer.json")).unwrap();
     let old = format!("\"<|endoftext|>\":{}", tiny_gpt2::VOCAB - 1);
     assert!(text.contains(&old));
     std::fs::write(folder.path().join("tokenizer.json"), text.replace(&old, "\"<|endoftext|>\":5000")).unwrap();
-    let error = Tokenizer::load_for(folder.path(), &model).err().unwrap().to_string();
+    let error = Tokenizer::load_for(folder.path(), model.sizes().vocab).err().unwrap().to_string();
     assert!(error.contains("tokenizer.json: its tokens go up to 5000"), "{error}");
 }

@@ -7,12 +7,13 @@ mod small;
 
 use std::sync::Mutex;
 
-use armt::config::{Alignment, MemoryConfig};
+use armt::config::{Alignment};
+use armt::memory::{Associative, MemoryConfig, Rmt, Window};
 use armt::engine::optim::{AdamW, Group, Settings};
 use armt::engine::{DType, Device, Param, Tape};
-use armt::memory::MemoryState;
-use armt::model::{Model, Targets};
-use armt::schedule::{Backprop, Choice};
+use armt::State;
+use armt::{Model, recurrence::Targets};
+use armt::schedule::{Backprop, ScheduleKind};
 use armt::segment::Batch;
 use armt::tasks::Example;
 use armt::train::Stepper;
@@ -24,7 +25,7 @@ const TOLERANCE: f32 = 1e-5;
 
 struct Run {
     logits: Vec<f32>,
-    state: MemoryState,
+    state: State,
     loss: f32,
     gradients: Vec<(String, Vec<f32>)>,
 }
@@ -32,12 +33,12 @@ struct Run {
 /// What the last `asked` positions of each text should predict: the outputs of segments before them are wanted by nobody.
 fn last_targets(text: &Batch, asked: usize) -> Targets {
     let tokens = text.tokens();
-    let mut targets = Targets::shifted(&text.ids, None, text.batch);
+    let mut targets = Targets::shifted(&text.ids, None, text.texts);
     targets.next.iter_mut().enumerate().for_each(|(i, t)| *t = if i % tokens + asked < tokens { -1 } else { *t });
     targets
 }
 
-fn run(model: &Model, batch: &Batch, asked: usize, state: &MemoryState, schedule: Choice) -> Run {
+fn run(model: &Model, batch: &Batch, asked: usize, state: &State, schedule: ScheduleKind) -> Run {
     let (logits, _) = model.forward(batch, state, schedule).unwrap();
     model.params().iter().for_each(|p| p.zero_grad().unwrap());
     let tape = Tape::new();
@@ -75,12 +76,12 @@ proptest! {
             text.mask = Some(mask.collect());
         }
         // A window has the width of the segment before; one from elsewhere would not fit.
-        let windowed = matches!(model.config().memory, MemoryConfig::None { sliding_window: true });
-        let state = if used && !windowed { used_state(&model, batch, seed ^ 2) } else { MemoryState::empty(&model, batch).unwrap() };
-        let a = run(&model, &text, asked, &state, Choice::Sequential);
+        let windowed = (model.config().memory == MemoryConfig::new(Window { sliding_window: true }));
+        let state = if used && !windowed { used_state(&model, batch, seed ^ 2) } else { model.empty(batch).unwrap() };
+        let a = run(&model, &text, asked, &state, ScheduleKind::Sequential);
         // Random weights make a recurrence that may grow without bound; then rounding does too.
         prop_assume!(numbers(&a.state).iter().all(|x| x.abs() < 100.0));
-        let b = run(&model, &text, asked, &state, Choice::Diagonal);
+        let b = run(&model, &text, asked, &state, ScheduleKind::Diagonal);
         // Positions that see nothing but padding may be anything.
         let seen = |logits: &[f32]| -> Vec<f32> {
             let visible = |i: usize| text.mask.as_ref().is_none_or(|m| m[i] != 0);
@@ -89,7 +90,7 @@ proptest! {
         prop_assert!(off(&seen(&b.logits), &seen(&a.logits)) < TOLERANCE, "logits differ by {}", off(&b.logits, &a.logits));
         prop_assert!((a.loss - b.loss).abs() < TOLERANCE * a.loss.abs());
         prop_assert!(off(&numbers(&b.state), &numbers(&a.state)) < TOLERANCE, "memory differs");
-        prop_assert_eq!((a.state.tokens_read, a.state.segments_read), (b.state.tokens_read, b.state.segments_read));
+        prop_assert_eq!((a.state.tokens_read(), a.state.segments_read()), (b.state.tokens_read(), b.state.segments_read()));
         let largest = |g: &[f32]| g.iter().fold(0f32, |m, g| m.max(g.abs()));
         // Gradients that almost vanish are differences of larger ones, and as exact as those are.
         let floor = 0.1 * a.gradients.iter().map(|(_, g)| largest(g)).fold(0f32, f32::max);
@@ -102,34 +103,34 @@ proptest! {
 
 #[test]
 fn rmt_has_no_diagonal_and_says_why() {
-    let config = small::config("gpt2", 2, MemoryConfig::Rmt { tokens: 2, wrap_pos: false }, 4, Alignment::Left);
+    let config = small::config("gpt2", 2, MemoryConfig::new(Rmt { tokens: 2, wrap_pos: false }), 4, Alignment::Left);
     let model = model(config, 1, &Device::cpu());
     let text = tokens(1, 8, 2);
-    let state = MemoryState::empty(&model, 1).unwrap();
-    let error = model.forward(&text, &state, Choice::Diagonal).err().unwrap().to_string();
+    let state = model.empty(1).unwrap();
+    let error = model.forward(&text, &state, ScheduleKind::Diagonal).err().unwrap().to_string();
     assert!(error.contains("RMT") && error.contains("last layer"), "{error}");
-    assert!(model.forward(&text, &state, Choice::Auto).is_ok());
+    assert!(model.forward(&text, &state, ScheduleKind::Auto).is_ok());
 }
 
 #[test]
 fn layers_without_memory_are_not_touched_by_it() {
-    let MemoryConfig::Associative(mut memory) = memories().remove(0) else { panic!() };
+    let mut memory = memories().remove(0).get::<Associative>().unwrap().clone();
     memory.memory_layers = Some(vec![]);
-    let none = small::config("gpt2", 3, MemoryConfig::Associative(memory), 4, Alignment::Left);
+    let none = small::config("gpt2", 3, MemoryConfig::new(memory), 4, Alignment::Left);
     let model = model(none, 3, &Device::cpu());
     let text = tokens(1, 4, 4);
-    let empty = model.forward(&text, &MemoryState::empty(&model, 1).unwrap(), Choice::Diagonal).unwrap().0;
-    let used = model.forward(&text, &used_state(&model, 1, 5), Choice::Diagonal).unwrap().0;
+    let empty = model.forward(&text, &model.empty(1).unwrap(), ScheduleKind::Diagonal).unwrap().0;
+    let used = model.forward(&text, &used_state(&model, 1, 5), ScheduleKind::Diagonal).unwrap().0;
     assert_eq!(empty, used, "with no layer to read it, a memory changes nothing");
 }
 
 #[test]
 fn a_window_sees_the_previous_segment_and_no_further() {
-    let config = small::config("llama", 1, MemoryConfig::None { sliding_window: true }, 4, Alignment::Left);
+    let config = small::config("llama", 1, MemoryConfig::new(Window { sliding_window: true }), 4, Alignment::Left);
     let model = model(config, 6, &Device::cpu());
     let logits = |ids: Vec<i32>| {
-        let batch = Batch { ids, batch: 1, mask: None };
-        model.forward(&batch, &MemoryState::empty(&model, 1).unwrap(), Choice::Diagonal).unwrap().0
+        let batch = Batch { ids, texts: 1, mask: None };
+        model.forward(&batch, &model.empty(1).unwrap(), ScheduleKind::Diagonal).unwrap().0
     };
     let base = tokens(1, 12, 7).ids;
     let change = |at: usize| {
@@ -147,8 +148,8 @@ fn gradients(
     model: &Model,
     text: &Batch,
     asked: usize,
-    state: &MemoryState,
-    schedule: Choice,
+    state: &State,
+    schedule: ScheduleKind,
     backprop: Backprop,
 ) -> Vec<Vec<f32>> {
     model.params().iter().for_each(|p| p.zero_grad().unwrap());
@@ -161,10 +162,10 @@ fn gradients(
 #[test]
 fn recomputing_blocks_gives_the_same_gradients() {
     for memory in memories() {
-        let associative = matches!(memory, MemoryConfig::Associative(_));
+        let associative = memory.kind() == "associative";
         let model = small::model_of_spread(small::config("gpt2", 3, memory, 4, Alignment::Left), 9, 0.1, &Device::cpu());
-        let (text, state) = (tokens(2, 22, 10), MemoryState::empty(&model, 2).unwrap());
-        for schedule in [Choice::Sequential, Choice::Auto] {
+        let (text, state) = (tokens(2, 22, 10), model.empty(2).unwrap());
+        for schedule in [ScheduleKind::Sequential, ScheduleKind::Auto] {
             let plain = gradients(&model, &text, 22, &state, schedule, Backprop::default());
             let lean = gradients(&model, &text, 22, &state, schedule, Backprop { recompute: true, ..Backprop::default() });
             // To the bit, but for a memory that is unwound.
@@ -185,13 +186,13 @@ fn recomputing_blocks_gives_the_same_gradients() {
 /// A memory that is unwound lets each write wait for the read that follows it; one that is kept does not.
 #[test]
 fn writes_that_wait_for_their_read_give_the_same_gradients_and_memory() {
-    let associative = memories().into_iter().filter(|m| matches!(m, MemoryConfig::Associative(_)));
+    let associative = memories().into_iter().filter(|m| m.kind() == "associative");
     for (memory, layers, tokens_read) in associative.flat_map(|m| [(m.clone(), 3, 22), (m.clone(), 1, 22), (m, 3, 3)]) {
         let config = small::config("gpt2", layers, memory, 4, Alignment::Left);
         let model = small::model_of_spread(config, 13, 0.1, &Device::cpu());
         let text = tokens(2, tokens_read, 14);
-        for state in [MemoryState::empty(&model, 2).unwrap(), used_state(&model, 2, 15)] {
-            for (schedule, truncate) in [Choice::Sequential, Choice::Auto].into_iter().flat_map(|s| [0, 1, 2].map(|t| (s, t))) {
+        for state in [model.empty(2).unwrap(), used_state(&model, 2, 15)] {
+            for (schedule, truncate) in [ScheduleKind::Sequential, ScheduleKind::Auto].into_iter().flat_map(|s| [0, 1, 2].map(|t| (s, t))) {
                 let kept = Backprop { truncate, ..Backprop::default() };
                 let waiting = Backprop { unwind: true, ..kept };
                 for asked in [tokens_read, 2] {
@@ -212,24 +213,24 @@ fn writes_that_wait_for_their_read_give_the_same_gradients_and_memory() {
 fn truncated_gradients_are_those_of_the_last_stretch_alone() {
     for memory in memories() {
         let model = small::model_of_spread(small::config("gpt_neox", 3, memory, 4, Alignment::Left), 11, 0.1, &Device::cpu());
-        if matches!(model.config().memory, MemoryConfig::None { sliding_window: true }) {
+        if (model.config().memory == MemoryConfig::new(Window { sliding_window: true })) {
             continue; // a window's segments are cut from one another always
         }
-        let (text, empty) = (tokens(2, 24, 12), MemoryState::empty(&model, 2).unwrap());
+        let (text, empty) = (tokens(2, 24, 12), model.empty(2).unwrap());
         let part = |range: std::ops::Range<usize>| {
             let ids = (0..2).flat_map(|b| text.ids[b * 24..][range.clone()].to_vec()).collect();
-            Batch { ids, batch: 2, mask: None }
+            Batch { ids, texts: 2, mask: None }
         };
         // Six segments in stretches of two: the last stretch begins with the fifth.
-        let (_, before) = model.forward(&part(0..16), &empty, Choice::Sequential).unwrap();
-        let alone = gradients(&model, &part(16..24), 3, &before, Choice::Sequential, Backprop::default());
-        let whole = gradients(&model, &text, 3, &empty, Choice::Sequential, Backprop::default());
-        for schedule in [Choice::Sequential, Choice::Auto] {
+        let (_, before) = model.forward(&part(0..16), &empty, ScheduleKind::Sequential).unwrap();
+        let alone = gradients(&model, &part(16..24), 3, &before, ScheduleKind::Sequential, Backprop::default());
+        let whole = gradients(&model, &text, 3, &empty, ScheduleKind::Sequential, Backprop::default());
+        for schedule in [ScheduleKind::Sequential, ScheduleKind::Auto] {
             let cut = gradients(&model, &text, 3, &empty, schedule, Backprop { truncate: 2, ..Backprop::default() });
             for ((cut, alone), p) in cut.iter().zip(&alone).zip(model.params()) {
                 assert!(off(cut, alone) < 1e-4, "{} of {:?} is off by {}", p.name(), model.config().memory, off(cut, alone));
             }
-            let remembers = !matches!(model.config().memory, MemoryConfig::None { .. });
+            let remembers = model.config().memory.kind() != "none";
             assert_eq!(cut.iter().zip(&whole).any(|(c, w)| off(c, w) > 1e-3), remembers, "the cut does nothing");
         }
     }
@@ -245,7 +246,7 @@ fn a_large_batch_gives_the_same_under_both_schedules() {
         let config = small::config("gpt2", 3, memories().remove(0), 24, Alignment::Left);
         let model = small::model_of_spread(config, 21, 0.1, device);
         let (text, state) = (tokens(batch, 4 * 24, 22), used_state(&model, batch, 23));
-        let both = [Choice::Sequential, Choice::Diagonal].map(|schedule| run(&model, &text, 2, &state, schedule));
+        let both = [ScheduleKind::Sequential, ScheduleKind::Diagonal].map(|schedule| run(&model, &text, 2, &state, schedule));
         let memories = both.each_ref().map(|run| numbers(&run.state));
         assert!(off(&memories[1], &memories[0]) < 1e-4, "memory is off by {}", off(&memories[1], &memories[0]));
         for ((name, x), (_, y)) in both[0].gradients.iter().zip(&both[1].gradients) {
@@ -278,12 +279,12 @@ fn ten_losses_are_the_same_under_every_schedule() {
         let targets = Targets::shifted(&batch.ids, None, 3);
         Example { batch, targets }
     };
-    let losses = |device: &Device, schedule: Choice| -> Vec<f32> {
+    let losses = |device: &Device, schedule: ScheduleKind| -> Vec<f32> {
         let (model, mut optimizer) = learner(device);
         let step = |step| {
             let Example { batch, targets } = example(step);
             let tape = Tape::new();
-            let state = MemoryState::empty(&model, 3).unwrap();
+            let state = model.empty(3).unwrap();
             let (loss, _) = model.loss(&tape, &batch, &targets, &state, schedule, Backprop::default()).unwrap();
             optimizer.zero_grad().unwrap();
             tape.backward(&loss).unwrap();
@@ -295,17 +296,17 @@ fn ten_losses_are_the_same_under_every_schedule() {
     // On CUDA the second step of a length is recorded, and from there on replayed.
     let stepped = |device: &Device| -> Vec<f32> {
         let (model, optimizer) = learner(device);
-        let mut stepper = Stepper::new(&model, optimizer, Backprop::default(), Choice::Diagonal).unwrap();
+        let mut stepper = Stepper::new(&model, optimizer, Backprop::default(), ScheduleKind::Diagonal).unwrap();
         (0..10).map(|step| stepper.step(&example(step), 1, 1e-3).unwrap()).collect()
     };
-    assert_eq!(stepped(&Device::cpu()), losses(&Device::cpu(), Choice::Diagonal));
-    let sequential = losses(&Device::cpu(), Choice::Sequential);
+    assert_eq!(stepped(&Device::cpu()), losses(&Device::cpu(), ScheduleKind::Diagonal));
+    let sequential = losses(&Device::cpu(), ScheduleKind::Sequential);
     assert!(sequential[9] < sequential[0], "{sequential:?}");
-    let mut others = vec![("cpu diagonal", losses(&Device::cpu(), Choice::Diagonal))];
+    let mut others = vec![("cpu diagonal", losses(&Device::cpu(), ScheduleKind::Diagonal))];
     let _alone = GPU.lock().unwrap();
     match Device::cuda(0) {
         Ok(cuda) => {
-            others.push(("cuda diagonal", losses(&cuda, Choice::Diagonal)));
+            others.push(("cuda diagonal", losses(&cuda, ScheduleKind::Diagonal)));
             // On CUDA it fills asked positions up to round numbers, so that sums over them come in another order.
             others.push(("cuda diagonal, replayed", stepped(&cuda)));
         }
@@ -340,11 +341,11 @@ fn texts_go_on_from_the_memory_that_those_before_them_left() {
     let onward = |step: u64| step % 5 != 3;
     for backprop in [Backprop::default(), Backprop { unwind: true, ..Backprop::default() }] {
         let (model, mut optimizer) = learner(&Device::cpu());
-        let mut memory = MemoryState::empty(&model, 3).unwrap();
+        let mut memory = model.empty(3).unwrap();
         let by_hand = (0..12).map(|step| {
             let (Example { batch, targets }, tape) = (example(step), Tape::new());
-            let state = if onward(step) { memory.clone() } else { MemoryState::empty(&model, 3).unwrap() };
-            let (loss, after) = model.loss(&tape, &batch, &targets, &state, Choice::Sequential, Backprop::default()).unwrap();
+            let state = if onward(step) { memory.clone() } else { model.empty(3).unwrap() };
+            let (loss, after) = model.loss(&tape, &batch, &targets, &state, ScheduleKind::Sequential, Backprop::default()).unwrap();
             memory = after.detach();
             optimizer.zero_grad().unwrap();
             tape.backward(&loss).unwrap();
@@ -354,7 +355,7 @@ fn texts_go_on_from_the_memory_that_those_before_them_left() {
         let by_hand: Vec<f32> = by_hand.collect();
         let stepped = |device: &Device| -> Vec<f32> {
             let (model, optimizer) = learner(device);
-            let mut stepper = Stepper::new(&model, optimizer, backprop, Choice::Auto).unwrap();
+            let mut stepper = Stepper::new(&model, optimizer, backprop, ScheduleKind::Auto).unwrap();
             let step = |step| {
                 if !onward(step) {
                     stepper.begin_anew()?;
@@ -376,7 +377,7 @@ fn texts_go_on_from_the_memory_that_those_before_them_left() {
         }
         // What was carried matters.
         let (model, optimizer) = learner(&Device::cpu());
-        let mut stepper = Stepper::new(&model, optimizer, backprop, Choice::Auto).unwrap();
+        let mut stepper = Stepper::new(&model, optimizer, backprop, ScheduleKind::Auto).unwrap();
         let empty: Vec<f32> = (0..12).map(|step| stepper.step(&example(step), 1, 1e-3).unwrap()).collect();
         assert!(by_hand.iter().zip(&empty).any(|(a, b)| (a - b).abs() > 1e-3 * a.abs()), "{by_hand:?}, {empty:?}");
         assert!(stepper.step_onward(&Example { batch: tokens(3, 12, 0), ..example(0) }, 1e-3).is_ok());
@@ -394,8 +395,8 @@ fn bf16_weights_give_nearly_the_same_losses() {
     let loss = |dtype: DType| {
         let model = Model::fresh(config.clone(), 10, dtype, &Device::cpu()).unwrap();
         let targets = Targets::shifted(&text.ids, None, 2);
-        let state = MemoryState::empty(&model, 2).unwrap();
-        model.loss(&Tape::off(), &text, &targets, &state, Choice::Auto, Backprop::default()).unwrap().0.item().unwrap()
+        let state = model.empty(2).unwrap();
+        model.loss(&Tape::off(), &text, &targets, &state, ScheduleKind::Auto, Backprop::default()).unwrap().0.item().unwrap()
     };
     let (full, half) = (loss(DType::F32), loss(DType::BF16));
     assert!((full - half).abs() < 2e-2 * full, "{full} and {half}");

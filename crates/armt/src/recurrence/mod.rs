@@ -173,6 +173,15 @@ fn builder(model_type: &str) -> Option<Build> {
     registered.iter().find(|(name, _)| *name == model_type).map(|(_, build)| *build)
 }
 
+/// Refuses a configuration whose parts do not fit together, without making anything.
+pub fn check(config: &Config) -> Result<()> {
+    config.check_segments()?;
+    match builder(config.model_type_of_backbone()) {
+        Some(_) if !transformer::knows(config.model_type_of_backbone()) => Ok(()),
+        _ => config.architecture().map(|_| ()),
+    }
+}
+
 /// Builds the recurrence of a configuration, drawn from `seed`; without one all parameters are zero, to be set.
 pub fn build(config: &Config, seed: Option<u64>, compute: &Arc<Compute>) -> Result<Box<dyn Recurrent>> {
     config.check_segments()?;

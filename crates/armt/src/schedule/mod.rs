@@ -61,7 +61,8 @@ impl ScheduleKind {
             ScheduleKind::Auto => Ok(&Diagonal),
             ScheduleKind::Diagonal if has_diagonal => Ok(&Diagonal),
             ScheduleKind::Diagonal => Err(Error::Unsupported(format!(
-                "{} has no diagonal schedule: its memory goes from the last layer to the next segment's first, so segments cannot overlap",
+                "a memory of kind {} has no diagonal schedule: as RMT's it goes from the last layer to the next segment's first, so segments \
+                 cannot overlap",
                 recurrence.layout().kind
             ))),
         }

@@ -2,9 +2,11 @@
 
 #![allow(dead_code, clippy::unwrap_used)] // each test binary uses its part
 
-use armt::config::{Alignment, Associative, Config, MemoryConfig, ModelType};
+use armt::config::{Alignment, Config, ModelType};
+use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window};
 use armt::engine::{DType, Device, Tensor};
-use armt::memory::{Content, MemoryState};
+use armt::State;
+use armt::state::Count;
 use armt::model::Model;
 use armt::random::Random;
 use armt::segment::Batch;
@@ -33,13 +35,13 @@ pub fn backbone(family: &str, layers: usize) -> Value {
 pub fn memories() -> Vec<MemoryConfig> {
     let associative = Associative { tokens: 2, d_mem: 4, nu: 3, correction: true, wrap_pos: false, memory_layers: None };
     vec![
-        MemoryConfig::Associative(associative.clone()),
-        MemoryConfig::Associative(Associative { correction: false, nu: 2, ..associative.clone() }),
-        MemoryConfig::Associative(Associative { memory_layers: Some(vec![0]), ..associative }),
-        MemoryConfig::Prmt { tokens: 2, wrap_pos: false },
-        MemoryConfig::None { sliding_window: false },
-        MemoryConfig::None { sliding_window: true },
-        MemoryConfig::Rmt { tokens: 2, wrap_pos: false },
+        MemoryConfig::new(associative.clone()),
+        MemoryConfig::new(Associative { correction: false, nu: 2, ..associative.clone() }),
+        MemoryConfig::new(Associative { memory_layers: Some(vec![0]), ..associative }),
+        MemoryConfig::new(Prmt { tokens: 2, wrap_pos: false }),
+        MemoryConfig::new(Window { sliding_window: false }),
+        MemoryConfig::new(Window { sliding_window: true }),
+        MemoryConfig::new(Rmt { tokens: 2, wrap_pos: false }),
     ]
 }
 
@@ -53,7 +55,7 @@ pub fn model(config: Config, seed: u64, device: &Device) -> Model {
     model_of_spread(config, seed, 0.25, device)
 }
 
-/// The same with a standard deviation of the weights.
+/// A model all of whose parameters are random, with a standard deviation of the weights.
 pub fn model_of_spread(config: Config, seed: u64, deviation: f64, device: &Device) -> Model {
     let model = Model::fresh(config, seed, DType::F32, device).unwrap();
     let mut random = Random::new(seed);
@@ -68,34 +70,29 @@ pub fn model_of_spread(config: Config, seed: u64, deviation: f64, device: &Devic
 /// Random tokens.
 pub fn tokens(batch: usize, tokens: usize, seed: u64) -> Batch {
     let mut random = Random::new(seed);
-    Batch { ids: (0..batch * tokens).map(|_| random.below(VOCAB) as i32).collect(), batch, mask: None }
+    Batch { ids: (0..batch * tokens).map(|_| random.below(VOCAB) as i32).collect(), texts: batch, mask: None }
 }
 
-/// A memory as it might be after some reading: nothing in it is zero. Kinds without a form of their own read a segment for it.
-pub fn used_state(model: &Model, batch: usize, seed: u64) -> MemoryState {
-    let empty = MemoryState::empty(model, batch).unwrap();
-    let Content::Associative { a, z } = &empty.content else {
-        let text = tokens(batch, model.config().segment_size, seed);
-        return model.forward(&text, &empty, armt::schedule::Choice::Sequential).unwrap().1;
+/// A state as it might be after some reading: nothing in it is zero. Kinds without a form of their own read a segment for it.
+pub fn used_state(model: &Model, texts: usize, seed: u64) -> State {
+    let empty = model.empty(texts).unwrap();
+    let (Some(a), Some(z)) = (empty.get("A"), empty.get("z")) else {
+        let text = tokens(texts, model.config().segment_size, seed);
+        return model.forward(&text, &empty, armt::schedule::ScheduleKind::Sequential).unwrap().1;
     };
     let mut random = Random::new(seed);
     let mut fill = |t: &Tensor, f: &dyn Fn(f64) -> f64| {
         let values: Vec<f32> = (0..t.elements()).map(|_| f(random.normal()) as f32).collect();
         Tensor::from_slice(&values, t.shape(), model.device()).unwrap()
     };
-    let content = Content::Associative { a: fill(a, &|x| 0.3 * x), z: fill(z, &|x| 0.5 + 0.3 * x.abs()) };
-    MemoryState { content, batch, tokens_read: 5, segments_read: 1 }
+    let tensors = vec![fill(a, &|x| 0.3 * x), fill(z, &|x| 0.5 + 0.3 * x.abs())];
+    let counts = vec![Count { tokens: 5, segments: 1 }; texts];
+    model.recurrence().layout().state(tensors, counts).unwrap()
 }
 
-/// Everything a state holds, as numbers.
-pub fn numbers(state: &MemoryState) -> Vec<f32> {
-    let tensors: Vec<&Tensor> = match &state.content {
-        Content::Associative { a, z } => vec![a, z],
-        Content::Rmt(m) | Content::Prmt(m) => m.iter().collect(),
-        Content::Window(w) => w.iter().map(|(k, _)| k).collect(),
-        Content::None => vec![],
-    };
-    tensors.iter().flat_map(|t| t.to_f32_vec().unwrap()).collect()
+/// Everything a state holds, as numbers; masks left out.
+pub fn numbers(state: &State) -> Vec<f32> {
+    state.tensors().filter(|(_, t)| t.dtype().is_float()).flat_map(|(_, t)| t.to_f32_vec().unwrap()).collect()
 }
 
 /// Largest difference, relative to the largest value.
