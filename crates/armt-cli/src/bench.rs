@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use armt::bench::growth::Figures;
-use armt::bench::{Timing, Way, Work, Workload, run as measure};
 use armt::engine::{CpuReport, Device};
 use armt::schedule::{Backprop, Choice};
+use armt_lab::bench::growth::Figures;
+use armt_lab::bench::{Timing, Way, Work, Workload, run as measure};
 use clap::Args;
 
 use crate::device::DeviceArgs;

@@ -49,12 +49,12 @@ pub enum Error {
 
 impl Error {
     /// An [`Error::Config`].
-    pub(crate) fn config(key: &str, expected: &str, got: impl std::fmt::Display) -> Self {
+    pub fn config(key: &str, expected: &str, got: impl std::fmt::Display) -> Self {
         Error::Config { key: key.into(), expected: expected.into(), got: got.to_string() }
     }
 
-    /// As the engine's error, for code that the engine calls.
-    pub(crate) fn into_engine(self) -> armt_engine::Error {
+    /// As the engine's error, for code that the engine calls, as the body of a recorded step.
+    pub fn into_engine(self) -> armt_engine::Error {
         match self {
             Error::Engine(error) => error,
             other => armt_engine::Error::argument("a block", other.to_string()),
@@ -62,7 +62,7 @@ impl Error {
     }
 
     /// An [`Error::File`].
-    pub(crate) fn file(path: &Path, message: impl std::fmt::Display) -> Self {
+    pub fn file(path: &Path, message: impl std::fmt::Display) -> Self {
         Error::File { path: path.into(), message: message.to_string() }
     }
 }

@@ -38,11 +38,10 @@
 //! The memory of one text has L dk (d + 1) numbers, dk = 2 nu d_mem. For GPT-2 with d_mem 64 that is 12 * 384 * 769 in f32:
 //! 14,174,208 bytes, however long the text was.
 
-pub mod bench;
 pub mod checkpoint;
 pub mod config;
 mod error;
-pub mod eval;
+pub mod files;
 pub mod generate;
 pub mod memory;
 pub mod model;
@@ -50,9 +49,7 @@ pub mod random;
 pub mod reader;
 pub mod schedule;
 pub mod segment;
-pub mod tasks;
 pub mod text;
-pub mod train;
 
 pub use armt_engine as engine;
 pub use config::Config;

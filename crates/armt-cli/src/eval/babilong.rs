@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 use armt::Model;
-use armt::eval::babilong::{Answered, Cell, Judge, Report, Settings, count, csv};
-use armt::tasks::babi::Task;
-use armt::tasks::babi::file::Split;
-use armt::tasks::babilong::{Facts, Length, Stories};
 use armt::text::Tokenizer;
+use armt_lab::eval::babilong::{Answered, Cell, Judge, Report, Settings, count, csv};
+use armt_lab::tasks::babi::Task;
+use armt_lab::tasks::babi::file::Split;
+use armt_lab::tasks::babilong::{Facts, Length, Stories};
 use clap::Args;
 
 use super::{EvalArgs, first_given};

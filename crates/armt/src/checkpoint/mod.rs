@@ -12,13 +12,12 @@ use std::path::Path;
 
 use armt_engine::{DType, Device, Param, Tensor};
 use names::{Entry, entries};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 pub use tensors::Tensors;
 
 use crate::config::{Alignment, Config, MemoryConfig, ModelType};
 use crate::error::{Error, Result};
+use crate::files::{read_json, write_beside};
 use crate::model::Model;
 use crate::random::Random;
 
@@ -181,27 +180,4 @@ fn wrap_positions(
     values.iter_mut().for_each(|x| *x = random.normal() as f32);
     values[before * d..][..data.len()].copy_from_slice(data);
     Ok(())
-}
-
-/// Writes something as JSON; an error names the file.
-pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
-    let mut text = serde_json::to_string_pretty(value).map_err(|e| Error::file(path, e))?;
-    text.push('\n');
-    write_beside(path, text.as_bytes())
-}
-
-/// Reads something that was written as JSON. A file that holds something else is an error that says what was `expected`.
-pub(crate) fn read_json<T: DeserializeOwned>(path: &Path, expected: &str) -> Result<T> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
-    serde_json::from_str(&text).map_err(|e| Error::file(path, format!("expected {expected}: {e}")))
-}
-
-/// Writes a file beside its place and renames it there.
-pub(crate) fn write_beside(path: &Path, bytes: &[u8]) -> Result<()> {
-    let beside = path.with_extension(format!("partial-{}", std::process::id()));
-    let written = std::fs::write(&beside, bytes).and_then(|()| std::fs::rename(&beside, path));
-    written.map_err(|source| {
-        let _ = std::fs::remove_file(&beside);
-        Error::Io { path: path.into(), source }
-    })
 }

@@ -9,8 +9,8 @@ use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::Value;
 
-use super::write_beside;
 use crate::error::{Error, Result};
+use crate::files::write_beside;
 
 /// A tensor of a file: name, shape, values as f32.
 type Found = (String, Vec<usize>, Vec<f32>);

@@ -8,8 +8,8 @@ use half::bf16;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
 use super::state::{Content, MemoryState};
-use crate::checkpoint::write_beside;
 use crate::error::{Error, Result};
+use crate::files::write_beside;
 use crate::model::Model;
 
 const FORMAT: &str = "armt-memory-1";

@@ -106,7 +106,7 @@ impl MemoryState {
     }
 
     /// The same values in buffers of their own.
-    pub(crate) fn copied(&self) -> Result<Self> {
+    pub fn copied(&self) -> Result<Self> {
         self.try_map(|t, _| {
             let copy = Tensor::zeros(t.shape(), t.dtype(), t.device())?;
             copy.copy_from(t)?;
@@ -115,7 +115,7 @@ impl MemoryState {
     }
 
     /// Replaces the values by those of a memory of the same shape.
-    pub(crate) fn overwrite(&self, other: &Self) -> Result<()> {
+    pub fn overwrite(&self, other: &Self) -> Result<()> {
         let pairs = self.content.tensors().into_iter().zip(other.content.tensors());
         Ok(pairs.into_iter().try_for_each(|(to, from)| to.copy_from(from))?)
     }
@@ -146,7 +146,7 @@ impl MemoryState {
     }
 
     /// Refuses a state of another kind of memory, batch or model size.
-    pub(crate) fn expect_fits(&self, model: &Model, batch: usize) -> Result<()> {
+    pub fn expect_fits(&self, model: &Model, batch: usize) -> Result<()> {
         if self.batch != batch {
             return Err(Error::Argument(format!("the memory is of {} text(s) side by side, but {batch} came", self.batch)));
         }

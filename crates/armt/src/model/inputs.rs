@@ -50,7 +50,7 @@ impl Inputs {
     }
 
     /// The same where only the outputs of some segments are wanted.
-    pub(crate) fn asking(mut self, wanted: impl Fn(usize) -> bool) -> Self {
+    pub fn asking(mut self, wanted: impl Fn(usize) -> bool) -> Self {
         self.places.iter_mut().enumerate().for_each(|(s, place)| place.wanted = wanted(s));
         self
     }
@@ -129,7 +129,7 @@ impl Model {
 }
 
 /// A training example as the host has it: segments, and which rows of each predict what.
-pub(crate) struct Draft {
+pub struct Draft {
     segments: Vec<Segment>,
     batch: usize,
     /// For each segment, rows of its output `[B T, d]`.
@@ -140,7 +140,7 @@ pub(crate) struct Draft {
 
 /// What two examples must have in common for one recorded step to serve both.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct DraftShape {
+pub struct DraftShape {
     batch: usize,
     /// Of each segment: tokens, padding, whether a mask hides something, and rows that are asked.
     segments: Vec<(usize, usize, bool, usize)>,
@@ -148,7 +148,7 @@ pub(crate) struct DraftShape {
 
 impl Draft {
     /// Cuts a batch into the model's segments. A batch that asks nothing is an error.
-    pub(crate) fn new(model: &Model, batch: &Batch, targets: &Targets) -> Result<Self> {
+    pub fn new(model: &Model, batch: &Batch, targets: &Targets) -> Result<Self> {
         if targets.next.len() != batch.ids.len() {
             return Err(Error::Argument(format!("{} targets for {} tokens", targets.next.len(), batch.ids.len())));
         }
@@ -167,7 +167,7 @@ impl Draft {
 
     /// The same with rows that are asked nothing, so that the number of rows of a segment that is asked is a multiple of `rows`: texts with
     /// answers of different length then mostly have one shape.
-    pub(crate) fn rounded(mut self, rows: usize) -> Self {
+    pub fn rounded(mut self, rows: usize) -> Self {
         let mut next = self.next.into_iter();
         let mut rounded = Vec::new();
         for asked in &mut self.asked {
@@ -179,7 +179,8 @@ impl Draft {
         Draft { next: rounded, ..self }
     }
 
-    pub(crate) fn shape(&self) -> DraftShape {
+    /// What another example must have in common with this one to take its place on the device.
+    pub fn shape(&self) -> DraftShape {
         let segments = self.segments.iter().zip(&self.asked);
         let segments = segments.map(|(s, asked)| (s.range.len(), s.pad, s.mask.is_some(), asked.len())).collect();
         DraftShape { batch: self.batch, segments }
@@ -187,7 +188,7 @@ impl Draft {
 }
 
 /// A training example on the device.
-pub(crate) struct Lesson {
+pub struct Lesson {
     pub(crate) inputs: Inputs,
     /// Rows of each segment's output `[B T, d]` that are asked.
     pub(crate) asked: Vec<Option<Tensor>>,
@@ -196,7 +197,8 @@ pub(crate) struct Lesson {
 }
 
 impl Lesson {
-    pub(crate) fn new(model: &Model, draft: &Draft) -> Result<Self> {
+    /// Copies an example to the device.
+    pub fn new(model: &Model, draft: &Draft) -> Result<Self> {
         let ints = |data: &[i32]| Ok(Tensor::from_slice(data, [data.len()], model.device())?);
         let asked = draft.asked.iter().map(|rows| if rows.is_empty() { Ok(None) } else { ints(rows).map(Some) });
         Ok(Lesson {
@@ -206,8 +208,13 @@ impl Lesson {
         })
     }
 
+    /// Texts side by side.
+    pub fn texts(&self) -> usize {
+        self.inputs.batch
+    }
+
     /// Replaces the example by another of the same [`DraftShape`].
-    pub(crate) fn fill(&self, model: &Model, draft: &Draft) -> Result<()> {
+    pub fn fill(&self, model: &Model, draft: &Draft) -> Result<()> {
         self.inputs.fill(model, &draft.segments)?;
         for (rows, new) in self.asked.iter().zip(&draft.asked) {
             rows.as_ref().map_or(Ok(()), |rows| rows.overwrite(new))?;
@@ -218,7 +225,7 @@ impl Lesson {
 
 impl Model {
     /// The positions of a segment that are asked something: the row of its output `[B T, d]`, the text, and what it should predict.
-    pub(crate) fn asked_rows(&self, range: Range<usize>, pad: usize, batch: &Batch, targets: &Targets) -> Vec<(i32, usize, i32)> {
+    pub fn asked_rows(&self, range: Range<usize>, pad: usize, batch: &Batch, targets: &Targets) -> Vec<(i32, usize, i32)> {
         let (before, after) = (self.config.memory.tokens_before(), self.config.memory.tokens_after());
         let (tokens, width) = (batch.tokens(), before + pad + range.len() + after);
         let positions = (0..batch.batch).flat_map(|b| range.clone().map(move |i| (b, i)));

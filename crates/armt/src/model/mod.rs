@@ -12,8 +12,8 @@ use armt_engine::ops;
 use armt_engine::{DType, Device, Param, Tape, Tensor};
 pub(crate) use block::{Attend, Cache};
 use constants::Constants;
-pub use inputs::Inputs;
-pub(crate) use inputs::{Draft, DraftShape, Embedded, Lesson};
+pub(crate) use inputs::Embedded;
+pub use inputs::{Draft, DraftShape, Inputs, Lesson};
 pub use weights::{AssociativeWeights, LinearWeights, NormWeights, Weights};
 
 use crate::config::{Alignment, Backbone, Config, MemoryConfig, Positions};
@@ -81,7 +81,7 @@ impl Model {
     }
 
     /// A model whose parameters are zero, to be set.
-    pub(crate) fn blank(config: Config, dtype: DType, device: &Device) -> Result<Self> {
+    pub fn blank(config: Config, dtype: DType, device: &Device) -> Result<Self> {
         Self::with_weights(config, None, dtype, device)
     }
 
@@ -305,8 +305,8 @@ impl Model {
         self.lesson_loss(tape, &lesson, state, schedule, backprop)
     }
 
-    /// The same of an example that is on the device.
-    pub(crate) fn lesson_loss(
+    /// The mean loss of an example that is on the device, on `tape`, and the memory afterwards.
+    pub fn lesson_loss(
         &self,
         tape: &Tape,
         lesson: &Lesson,
@@ -334,7 +334,7 @@ impl Model {
 
     /// Whether a step of a given shape always issues the same work on the device, so that it can be recorded. A window's positions are
     /// made on the host.
-    pub(crate) fn has_fixed_steps(&self) -> bool {
+    pub fn has_fixed_steps(&self) -> bool {
         !matches!(self.config.memory, MemoryConfig::None { sliding_window: true })
     }
 

@@ -52,7 +52,7 @@ pub struct Backprop {
 
 impl Backprop {
     /// Whether the memory is unwound in a computation of this type.
-    pub(crate) fn unwinds(self, dtype: DType) -> bool {
+    pub fn unwinds(self, dtype: DType) -> bool {
         self.unwind || self.recompute || dtype == DType::BF16
     }
 

@@ -9,6 +9,6 @@ mod vocabulary;
 pub use ahead::{Ahead, Counts};
 pub use sentences::sentences;
 pub use stream::{Piece, Source, TokenStream};
-pub(crate) use tokenizer::{END_OF_TEXT, end_tokens};
-pub use tokenizer::{Speech, Tokenizer};
+pub(crate) use tokenizer::end_tokens;
+pub use tokenizer::{END_OF_TEXT, Speech, Tokenizer};
 pub use vocabulary::Vocabulary;

@@ -12,13 +12,13 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, DecodeStream};
 
 use super::vocabulary::{FILE as VOCABULARY, Vocabulary};
-use crate::checkpoint::write_beside;
 use crate::config::Backbone;
 use crate::error::{Error, Result};
+use crate::files::write_beside;
 use crate::model::Model;
 
 /// GPT-2's one special token.
-pub(crate) const END_OF_TEXT: &str = "<|endoftext|>";
+pub const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// Text to tokens and back.
 pub struct Tokenizer {

@@ -1,0 +1,176 @@
+//! One step of training: gradients of all parts of a batch, then the update.
+//!
+//! On CUDA a step of a shape that comes a second time is recorded as a graph, and from then on replayed: only the texts and the optimizer's
+//! few numbers are copied to the device. Graphs of different shapes share their buffers.
+
+use std::collections::HashMap;
+
+use armt::engine::optim::AdamW;
+use armt::engine::{Graph, Tape, Tensor, Workspace, ops};
+
+use crate::tasks::Example;
+use armt::memory::{Content, MemoryState};
+use armt::model::{Draft, DraftShape, Lesson, Model, Targets};
+use armt::schedule::{Backprop, Choice};
+use armt::segment::Batch;
+use armt::{Error, Result};
+
+/// Rows that are asked come in so many on CUDA, where a step of a new shape takes far longer than a replayed one.
+const ROWS: usize = 64;
+
+/// Makes steps of one model.
+pub struct Stepper<'m> {
+    model: &'m Model,
+    optimizer: AdamW,
+    backprop: Backprop,
+    schedule: Choice,
+    /// The loss of the last step, f32 `[1]`.
+    loss: Tensor,
+    /// The memory that texts go on from, and the one that they leave.
+    memory: Option<MemoryState>,
+    /// By the shapes of a batch's parts, and what they begin from.
+    shapes: HashMap<(Vec<DraftShape>, Begin), Shape>,
+    // Dropped after the graphs that live in it.
+    workspace: Workspace,
+}
+
+/// What the texts of a step begin from.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Begin {
+    /// An empty memory of their own.
+    Empty,
+    /// The memory that is carried on, which itself is empty at first.
+    Carried { empty: bool },
+}
+
+/// What is kept for steps of one shape.
+struct Shape {
+    lessons: Vec<Lesson>,
+    graph: Option<Graph>,
+}
+
+impl<'m> Stepper<'m> {
+    /// Steps of `model` with an optimizer of its parameters.
+    pub fn new(model: &'m Model, optimizer: AdamW, backprop: Backprop, schedule: Choice) -> Result<Self> {
+        let device = model.device();
+        let (loss, workspace) = (Tensor::from_slice(&[0f32], [1], device)?, Workspace::new(device));
+        Ok(Stepper { model, optimizer, backprop, schedule, loss, memory: None, shapes: HashMap::new(), workspace })
+    }
+
+    /// The optimizer.
+    pub fn optimizer(&self) -> &AdamW {
+        &self.optimizer
+    }
+
+    /// The memory that the last step of [`Stepper::step_onward`] left, or that [`Stepper::go_on_from`] gave.
+    pub fn memory(&self) -> Option<&MemoryState> {
+        self.memory.as_ref()
+    }
+
+    /// Gives the memory that the next texts go on from.
+    pub fn go_on_from(&mut self, memory: &MemoryState) -> Result<()> {
+        memory.expect_fits(self.model, memory.batch)?;
+        // Recorded steps have the buffers of the one before.
+        self.shapes.retain(|(_, begin), _| *begin == Begin::Empty);
+        self.memory = Some(memory.copied()?);
+        Ok(())
+    }
+
+    /// The next texts of [`Stepper::step_onward`] begin with an empty memory.
+    pub fn begin_anew(&mut self) -> Result<()> {
+        let Some(memory) = &mut self.memory else { return Ok(()) };
+        // In place: recorded steps have these buffers.
+        memory.overwrite(&MemoryState::empty(self.model, memory.batch)?)?;
+        (memory.tokens_read, memory.segments_read) = (0, 0);
+        Ok(())
+    }
+
+    /// One step on a batch that is computed in `parts` equal parts, with learning rate `rate`. Gives the mean loss, after the update: one
+    /// that is not finite has spoiled the parameters.
+    pub fn step(&mut self, example: &Example, parts: usize, rate: f32) -> Result<f32> {
+        self.make(example, parts, rate, Begin::Empty)
+    }
+
+    /// One step on texts that go on from the memory that the texts of the last such step left, as far as values go: no gradient goes back
+    /// there. So a model meets the memory of a million segments without reading them in one step. Only an associative memory can be so
+    /// taken on, and the batch must stay the same.
+    pub fn step_onward(&mut self, example: &Example, rate: f32) -> Result<f32> {
+        let batch = example.batch.batch;
+        if self.memory.is_none() {
+            let empty = MemoryState::empty(self.model, batch)?;
+            if !matches!(empty.content, Content::Associative { .. }) {
+                return Err(Error::Argument("only an associative memory can be carried from text to text in training".into()));
+            }
+            self.memory = Some(empty);
+        }
+        self.memory.iter().try_for_each(|memory| memory.expect_fits(self.model, batch))?;
+        let empty = self.memory.as_ref().is_some_and(MemoryState::is_empty);
+        let loss = self.make(example, 1, rate, Begin::Carried { empty })?;
+        if let Some(memory) = &mut self.memory {
+            let tokens = example.batch.tokens();
+            memory.tokens_read += tokens as u64;
+            memory.segments_read += tokens.div_ceil(self.model.config().segment_size) as u64;
+        }
+        Ok(loss)
+    }
+
+    fn make(&mut self, example: &Example, parts: usize, rate: f32, begin: Begin) -> Result<f32> {
+        let drafts = (0..parts).map(|part| {
+            let (batch, targets) = slice(example, part, parts);
+            let draft = Draft::new(self.model, &batch, &targets)?;
+            Ok(if self.model.device().is_cuda() { draft.rounded(ROWS) } else { draft })
+        });
+        let drafts = drafts.collect::<Result<Vec<_>>>()?;
+        let key = (drafts.iter().map(Draft::shape).collect::<Vec<_>>(), begin);
+        let memory = self.memory.as_ref().filter(|_| begin != Begin::Empty);
+        self.optimizer.prepare(rate)?;
+        let shape = match self.shapes.remove(&key) {
+            None => {
+                let lessons = drafts.iter().map(|draft| Lesson::new(self.model, draft)).collect::<Result<_>>()?;
+                Shape { lessons, graph: None }
+            }
+            Some(mut shape) => {
+                shape.lessons.iter().zip(&drafts).try_for_each(|(lesson, draft)| lesson.fill(self.model, draft))?;
+                if self.model.device().is_cuda() && shape.graph.is_none() && self.model.has_fixed_steps() {
+                    let body = || self.body(&shape.lessons, memory).map_err(Error::into_engine);
+                    shape.graph = Some(self.workspace.record(body)?.0);
+                }
+                shape
+            }
+        };
+        match &shape.graph {
+            Some(graph) => graph.replay()?,
+            None => self.workspace.run(|| self.body(&shape.lessons, memory).map_err(Error::into_engine))?,
+        }
+        self.shapes.insert(key, shape);
+        Ok(self.loss.item()?)
+    }
+
+    /// What a step does on the device, from the lessons to the updated parameters.
+    fn body(&self, lessons: &[Lesson], memory: Option<&MemoryState>) -> Result<()> {
+        self.optimizer.zero_grad()?;
+        self.loss.fill_zero()?;
+        let share = 1.0 / lessons.len() as f32;
+        for lesson in lessons {
+            let tape = Tape::new();
+            // The way back needs the memory that the step began from, so it gets a copy of its own.
+            let state = memory.map_or_else(|| MemoryState::empty(self.model, lesson.texts()), MemoryState::copied)?;
+            let (loss, after) = self.model.lesson_loss(&tape, lesson, &state, self.schedule, self.backprop)?;
+            // Before the way back, which may unwind it in place.
+            memory.map_or(Ok(()), |memory| memory.overwrite(&after))?;
+            let loss = ops::scale(&loss, share)?;
+            tape.backward(&loss)?;
+            self.loss.copy_from(&ops::add(&self.loss, &loss.detach())?)?;
+        }
+        Ok(self.optimizer.apply()?)
+    }
+}
+
+/// Part `part` of `parts` of a batch.
+fn slice(example: &Example, part: usize, parts: usize) -> (Batch, Targets) {
+    let Batch { ids, batch, mask } = &example.batch;
+    let (rows, width) = (batch / parts, ids.len() / batch);
+    let range = part * rows * width..(part + 1) * rows * width;
+    let batch = Batch { ids: ids[range.clone()].to_vec(), batch: rows, mask: mask.as_ref().map(|m| m[range.clone()].to_vec()) };
+    (batch, Targets { next: example.targets.next[range].to_vec() })
+}
