@@ -6,9 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use armt::MemoryState;
 use armt::generate::{Options, Sampling};
-use armt::reader::answer;
 use clap::Args;
 
 use crate::device::{DeviceArgs, expect_model};
@@ -61,8 +59,8 @@ pub fn run(args: &AskArgs) -> Result<ExitCode> {
         bail!("expected a question, got an empty text");
     }
     let options = Options { max_new_tokens: args.max_tokens, sampling: args.sampling(), ..Options::default() };
-    let (model, tokenizer) = args.device.open_model(&args.model)?;
-    let state = MemoryState::load(&args.memory, &model)?;
+    let mut session = args.device.open_session(&args.model)?;
+    session.load(&args.memory)?;
     let stop: Vec<String> = args.stop.iter().map(|s| s.replace("\\n", "\n")).collect();
     let mut out = std::io::stdout();
     let mut failed = None;
@@ -73,8 +71,7 @@ pub fn run(args: &AskArgs) -> Result<ExitCode> {
             ControlFlow::Break(())
         }
     };
-    let question = format!("{}{}", args.question, model.config().after_question.as_deref().unwrap_or_default());
-    answer(&model, &tokenizer, &state, &question, &options, &stop, each)?;
+    session.ask_with(&args.question, &options, &stop, each)?;
     let written = failed.map_or_else(|| writeln!(std::io::stdout()), Err);
     written.or_else(|e| if e.kind() == std::io::ErrorKind::BrokenPipe { Ok(()) } else { Err(e) }).context("standard output")?;
     Ok(ExitCode::SUCCESS)

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use armt::bench::growth::Figures;
-use armt::bench::{Timing, Way, Work, Workload, run as measure};
 use armt::engine::{CpuReport, Device};
-use armt::schedule::{Backprop, Choice};
+use armt::schedule::{Backprop, ScheduleKind};
+use armt_lab::bench::growth::Figures;
+use armt_lab::bench::{Timing, Way, Work, Workload, run as measure};
 use clap::Args;
 
 use crate::device::DeviceArgs;
@@ -46,7 +46,7 @@ pub struct BenchArgs {
     layers: Vec<usize>,
     /// How the grid of layers and segments is walked: auto, sequential or diagonal.
     #[arg(long, default_value = "auto")]
-    schedule: Choice,
+    schedule: ScheduleKind,
     /// Also compare the results: the schedule's with the sequential one's, and bf16's with f32's.
     #[arg(long)]
     check: bool,

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use armt::Model;
-use armt::config::{Associative, MemoryConfig};
 use armt::engine::Device;
+use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window};
 use armt::text::Tokenizer;
 use clap::{Args, ValueEnum};
 
@@ -84,7 +84,7 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
     let make = if args.random { Model::convert_random } else { Model::convert };
     let model = make(&args.source, memory, args.segment, args.seed, &Device::cpu())?;
     if let Some(tokenizer) = &tokenizer {
-        tokenizer.expect_fits(model.backbone(), &args.source)?;
+        tokenizer.expect_fits(model.sizes().vocab, &args.source)?;
     }
     model.save(&args.out, args.dtype.dtype())?;
     match &tokenizer {
@@ -99,13 +99,13 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
     for name in COMPANIONS.iter().filter(|name| args.source.join(name).is_file()) {
         copy(name, &args.source, &args.out)?;
     }
-    let (parameters, fresh) = (model.parameters(), fresh_parameters(&model));
+    let (parameters, fresh) = (model.parameters(), model.memory_parameters());
     crate::say(format_args!(
         "{}: {} parameters, {} of them the memory's; {} of memory for each text, however long",
         args.out.display(),
         thousands(parameters as u64),
         thousands(fresh as u64),
-        bytes(memory_bytes(&model) as u64)
+        bytes(model.recurrence().layout().bytes(model.dtype()) as u64)
     ))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -124,7 +124,7 @@ impl ConvertArgs {
         }
         let (tokens, wrap_pos) = (self.tokens, self.wrap_pos);
         Ok(match self.memory {
-            MemoryKind::Associative => MemoryConfig::Associative(Associative {
+            MemoryKind::Associative => MemoryConfig::new(Associative {
                 tokens,
                 d_mem: self.d_mem.unwrap_or(64),
                 nu: 3,
@@ -132,11 +132,11 @@ impl ConvertArgs {
                 wrap_pos,
                 memory_layers: self.memory_layers.clone(),
             }),
-            MemoryKind::Rmt => MemoryConfig::Rmt { tokens, wrap_pos },
-            MemoryKind::Prmt => MemoryConfig::Prmt { tokens, wrap_pos },
+            MemoryKind::Rmt => MemoryConfig::new(Rmt { tokens, wrap_pos }),
+            MemoryKind::Prmt => MemoryConfig::new(Prmt { tokens, wrap_pos }),
             MemoryKind::None => {
                 refuse("--wrap-pos", wrap_pos)?;
-                MemoryConfig::None { sliding_window: false }
+                MemoryConfig::new(Window { sliding_window: false })
             }
         })
     }
@@ -164,25 +164,4 @@ fn copy(name: &str, from: &Path, to: &Path) -> Result<()> {
     let path = to.join(name);
     std::fs::copy(from.join(name), &path).with_context(|| path.display().to_string())?;
     Ok(())
-}
-
-/// Parameters that the backbone alone does not have.
-fn fresh_parameters(model: &Model) -> usize {
-    let w = model.weights();
-    let associative = w.associative.iter().flat_map(|a| [&a.query, &a.key, &a.value, &a.beta, &a.beta_bias]);
-    let memory = &model.config().memory;
-    let rows = if memory.wrap_pos() { memory.tokens_before() + memory.tokens_after() } else { 0 };
-    let own: usize = w.memory.iter().chain(&w.layer_memory).chain(associative).map(|p| p.value().elements()).sum();
-    own + rows * model.backbone().width
-}
-
-/// The size of a text's memory in use.
-fn memory_bytes(model: &Model) -> usize {
-    let (layers, width) = (model.backbone().layers, model.backbone().width);
-    match &model.config().memory {
-        MemoryConfig::None { .. } => 0,
-        MemoryConfig::Associative(a) => layers * 2 * a.nu * a.d_mem * (width + 1) * size_of::<f32>(),
-        MemoryConfig::Rmt { tokens, .. } => tokens * width * size_of::<f32>(),
-        MemoryConfig::Prmt { tokens, .. } => layers * tokens * width * size_of::<f32>(),
-    }
 }

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use armt::tasks::babi::Task;
-use armt::tasks::babi::file::Split;
-use armt::tasks::babilong::json::Line;
-use armt::tasks::babilong::{Babilong, Books, Data, Length, Stories, find_data};
 use armt::text::Tokenizer;
+use armt_lab::tasks::babi::Task;
+use armt_lab::tasks::babi::file::Split;
+use armt_lab::tasks::babilong::json::Line;
+use armt_lab::tasks::babilong::{Babilong, Books, Data, Length, Stories, find_data};
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::eval::expect_place;

@@ -3,9 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use armt::Model;
 use armt::engine::{DType, Device};
-use armt::text::Tokenizer;
+use armt::{Model, Session};
 use clap::{Args, ValueEnum};
 
 #[derive(Args)]
@@ -72,10 +71,10 @@ impl DeviceArgs {
     }
 
     /// Opens the device, a model folder on it, and the folder's tokenizer.
-    pub fn open_model(&self, folder: &Path) -> Result<(Model, Tokenizer)> {
-        let model = self.open_weights(folder)?;
-        let tokenizer = Tokenizer::load_for(folder, &model)?;
-        Ok((model, tokenizer))
+    pub fn open_session(&self, folder: &Path) -> Result<Session> {
+        expect_model(folder)?;
+        let (device, dtype) = self.open()?;
+        Ok(Session::open_on(folder, dtype, &device)?)
     }
 
     /// The same choice as arguments, for a command that is printed.

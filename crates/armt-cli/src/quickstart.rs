@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use armt::engine::{DType, Device};
-use armt::eval::plot::{Guide, Mark, Plot, Scale, Series};
-use armt::eval::retrieval::{Point, curve};
-use armt::train::recipe::Recipe;
-use armt::train::trainer::{Ending, best_model};
+use armt_lab::eval::plot::{Guide, Mark, Plot, Scale, Series};
+use armt_lab::eval::retrieval::{Point, curve};
+use armt_lab::train::recipe::Recipe;
+use armt_lab::train::trainer::{Ending, best_model};
 use clap::Args;
 
 use crate::device::{DeviceArgs, DeviceKind};

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use armt::MemoryState;
-use armt::reader::{End, Reader};
-use armt::text::{Ahead, Counts, Source, TokenStream};
+use armt::State;
+use armt::reader::End;
+use armt::text::{Counts, Source};
 use clap::Args;
 
 use crate::device::{DeviceArgs, expect_model};
@@ -55,25 +55,20 @@ pub fn run(args: &ReadArgs) -> Result<ExitCode> {
     args.check()?;
     let sources = args.sources()?;
     let total = sources.iter().map(Source::bytes).sum::<Option<u64>>();
-    let (model, tokenizer) = args.device.open_model(&args.model)?;
-    let state = if args.resume { MemoryState::load(&args.memory, &model)? } else { MemoryState::empty(&model, 1)? };
-    let before = state.clone();
-    let mut reader = Reader::new(&model, state)?;
+    let mut session = args.device.open_session(&args.model)?;
+    if args.resume {
+        session.load(&args.memory)?;
+    }
+    let before = session.state().clone();
 
     let stop = Arc::new(AtomicBool::new(false));
     listen(stop.clone())?;
-    let mut tokens = Ahead::start(TokenStream::new(Arc::new(tokenizer), sources)?, stop.clone())?;
-    let counts = tokens.counts();
+    let mut reading = session.reading(sources, stop.clone())?;
+    let counts = reading.counts();
     if args.resume {
-        eprintln!("passing over {} tokens that the memory has read", thousands(before.tokens_read));
-        let (mut meter, mut passed) = (Meter::new(None, 0), 0u64);
-        let mut watched = tokens.by_ref().inspect(|_| {
-            passed += 1;
-            if passed.is_multiple_of(1 << 16) {
-                meter.show(passed, 0);
-            }
-        });
-        let skipped = reader.skip(&mut watched);
+        eprintln!("passing over {} tokens that the memory has read", thousands(before.tokens_read()));
+        let mut meter = Meter::new(None, 0);
+        let skipped = reading.skip(&mut |passed| meter.show(passed, 0));
         meter.finish();
         match skipped {
             Err(armt::Error::Interrupted) => return args.stopped(&before, None),
@@ -82,23 +77,24 @@ pub fn run(args: &ReadArgs) -> Result<ExitCode> {
     }
     let started = Instant::now();
     let mut meter = Meter::new(total, counts.bytes());
-    let end = reader.read(&mut tokens, &mut |progress| {
-        meter.show(progress.tokens - before.tokens_read, counts.bytes());
+    let end = reading.run(&mut |progress| {
+        meter.show(progress.tokens - before.tokens_read(), counts.bytes());
         if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     meter.finish();
-    let state = reader.state();
-    if state.tokens_read == before.tokens_read {
+    session.set_state(reading.into_state())?;
+    let state = session.state();
+    if state.tokens_read() == before.tokens_read() {
         // Nothing new: no file is written, so a failed command leaves none behind.
         return match end? {
             End::Finished => {
-                crate::say(format_args!("nothing left to read: the memory has all {} tokens", thousands(before.tokens_read)))?;
+                crate::say(format_args!("nothing left to read: the memory has all {} tokens", thousands(before.tokens_read())))?;
                 Ok(ExitCode::SUCCESS)
             }
             End::Stopped => args.stopped(&before, None),
         };
     }
-    state.save(&args.memory, &model)?;
+    session.save(&args.memory)?;
     let summary = summary(&before, state, started.elapsed(), &args.memory, &counts);
     match end {
         Ok(End::Finished) => {
@@ -107,7 +103,7 @@ pub fn run(args: &ReadArgs) -> Result<ExitCode> {
         }
         Ok(End::Stopped) => args.stopped(state, Some(&summary)),
         Err(error) => Err(error).with_context(|| {
-            format!("{}: saved after {} tokens, when reading failed", args.memory.display(), thousands(state.tokens_read))
+            format!("{}: saved after {} tokens, when reading failed", args.memory.display(), thousands(state.tokens_read()))
         }),
     }
 }
@@ -143,7 +139,7 @@ impl ReadArgs {
     }
 
     /// Says what was kept and how to go on.
-    fn stopped(&self, state: &MemoryState, summary: Option<&dyn Display>) -> Result<ExitCode> {
+    fn stopped(&self, state: &State, summary: Option<&dyn Display>) -> Result<ExitCode> {
         match summary {
             Some(summary) => crate::say(format_args!("stopped: {summary}"))?,
             None => crate::say(format_args!("stopped before anything new was read"))?,
@@ -186,8 +182,8 @@ fn listen(stop: Arc<AtomicBool>) -> Result<()> {
     ctrlc::set_handler(handler).context("Ctrl-C cannot be caught")
 }
 
-fn summary(before: &MemoryState, state: &MemoryState, time: Duration, memory: &Path, counts: &Counts) -> String {
-    let (tokens, segments) = (state.tokens_read - before.tokens_read, state.segments_read - before.segments_read);
+fn summary(before: &State, state: &State, time: Duration, memory: &Path, counts: &Counts) -> String {
+    let (tokens, segments) = (state.tokens_read() - before.tokens_read(), state.segments_read() - before.segments_read());
     let seconds = time.as_secs_f64();
     let rate = thousands((tokens as f64 / seconds.max(1e-9)) as u64);
     let size = bytes(std::fs::metadata(memory).map_or(0, |m| m.len()));
@@ -198,7 +194,7 @@ fn summary(before: &MemoryState, state: &MemoryState, time: Duration, memory: &P
         memory.display()
     );
     if !before.is_empty() {
-        line += &format!(" and {} tokens in all", thousands(state.tokens_read));
+        line += &format!(" and {} tokens in all", thousands(state.tokens_read()));
     }
     if counts.replaced() > 0 {
         line += &format!("; {} bytes were no UTF-8 and were read as U+FFFD", thousands(counts.replaced()));

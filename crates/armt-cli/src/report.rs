@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use armt::bench::growth::{Cost, Figures, Growth};
-use armt::eval::babilong::compare::{self, Judged, curves};
-use armt::eval::babilong::{self, is_report};
-use armt::eval::plot::Scale;
-use armt::eval::results::{Comparison, Measure, regenerate};
-use armt::eval::retrieval::Report;
+use armt_lab::bench::growth::{Cost, Figures, Growth};
+use armt_lab::eval::babilong::compare::{self, Judged, curves};
+use armt_lab::eval::babilong::{self, is_report};
+use armt_lab::eval::plot::Scale;
+use armt_lab::eval::results::{Comparison, Measure, regenerate};
+use armt_lab::eval::retrieval::Report;
 use clap::{Args, ValueEnum};
 
 use crate::eval::expect_place;

@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use armt::bench::median;
 use armt::engine::Device;
-use armt::train::meter::{duration, rate};
-use armt::train::recipe::Recipe;
-use armt::train::run_folder::RunFolder;
-use armt::train::trainer::{Ending, Event, train};
+use armt_lab::bench::median;
+use armt_lab::train::meter::{duration, rate};
+use armt_lab::train::recipe::Recipe;
+use armt_lab::train::run_folder::RunFolder;
+use armt_lab::train::trainer::{Ending, Event, train};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 

@@ -272,4 +272,3 @@ impl Model {
         Ok((ops::linear_cross_entropy(&h, &tape.param(self.recurrence.output_table()), &example.next, 0)?, state))
     }
 }
-

@@ -7,13 +7,13 @@ mod small;
 use std::collections::HashMap;
 use std::path::Path;
 
-use armt::weights::Tensors;
-use armt::config::{Alignment};
-use armt::memory::{Associative, MemoryConfig, Window};
+use armt::config::Alignment;
 use armt::engine::{DType, Device, Param, Tensor};
+use armt::memory::{Associative, MemoryConfig, Window};
 use armt::model::Model;
 use armt::schedule::ScheduleKind;
 use armt::segment::Batch;
+use armt::weights::Tensors;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use small::{FAMILIES, memories, model, numbers, tokens, used_state};
 

@@ -5,9 +5,9 @@
 mod small;
 
 use armt::config::Alignment;
-use armt::memory::MemoryConfig;
 use armt::engine::Device;
 use armt::generate::{Options, Sampling};
+use armt::memory::MemoryConfig;
 use armt::model::Model;
 use armt::schedule::ScheduleKind;
 use armt::segment::Batch;

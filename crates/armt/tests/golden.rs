@@ -9,14 +9,14 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use armt::weights::Tensors;
 use armt::config::{Alignment, Config, ModelType};
-use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window};
 use armt::engine::{DType, Device, Param, Tape};
 use armt::generate::Options;
-use armt::{Model, recurrence::Targets};
+use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window};
 use armt::schedule::{Backprop, ScheduleKind};
 use armt::segment::Batch;
+use armt::weights::Tensors;
+use armt::{Model, recurrence::Targets};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -206,8 +206,11 @@ impl Suite {
     fn model(&mut self, file: &str, entry: &Value) {
         let case = Case::open(&self.folder, file, entry);
         let (device, tolerance) = (self.device.clone(), self.tolerance);
-        let schedules: &[ScheduleKind] =
-            if entry["memory"] == "rmt" { &[ScheduleKind::Sequential] } else { &[ScheduleKind::Sequential, ScheduleKind::Diagonal] };
+        let schedules: &[ScheduleKind] = if entry["memory"] == "rmt" {
+            &[ScheduleKind::Sequential]
+        } else {
+            &[ScheduleKind::Sequential, ScheduleKind::Diagonal]
+        };
         let model = case.model(&device);
         for &schedule in schedules {
             let name = |what: &str| format!("{file} {schedule:?} {what}");
@@ -337,7 +340,14 @@ fn padded(case: &Case<'_>, model: &Model, schedule: ScheduleKind, tolerance: Tol
     expect("the loss", (loss.item().unwrap() - case.floats("pad_loss")[0]).abs(), tolerance.logits)
 }
 
-fn aligned(case: &Case<'_>, model: &Model, schedule: ScheduleKind, alignment: Alignment, tensor: &str, tolerance: Tolerance) -> Outcome {
+fn aligned(
+    case: &Case<'_>,
+    model: &Model,
+    schedule: ScheduleKind,
+    alignment: Alignment,
+    tensor: &str,
+    tolerance: Tolerance,
+) -> Outcome {
     let (all, want) = (batch_of(case), case.floats(tensor));
     let tokens = want.len() / all.texts / model.sizes().vocab;
     let ids = (0..all.texts).flat_map(|b| all.ids[b * all.tokens()..][..tokens].to_vec()).collect();

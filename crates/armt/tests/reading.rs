@@ -8,13 +8,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use armt::memory::{Associative, MemoryConfig, Prmt, Rmt};
+use armt::answer::answer;
 use armt::engine::{DType, Device};
 use armt::generate::{Options, Sampling};
-use armt::answer::answer;
+use armt::memory::{Associative, MemoryConfig, Prmt, Rmt};
 use armt::reader::{End, Reader, Tokens};
-use armt::text::{TokenPrefetch, Source, TokenStream, Tokenizer};
-use armt::{Error, State, Model};
+use armt::text::{Source, TokenPrefetch, TokenStream, Tokenizer};
+use armt::{Error, Model, State};
 use proptest::prelude::*;
 
 #[path = "support/tiny_gpt2.rs"]
@@ -194,9 +194,11 @@ fn merges_that_are_none_are_named_with_their_line() {
 fn a_reading_in_two_halves_gives_the_bits_of_one_reading() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("memory.safetensors");
-    for memory in
-        [associative(), MemoryConfig::new(Rmt { tokens: 2, wrap_pos: false }), MemoryConfig::new(Prmt { tokens: 2, wrap_pos: false })]
-    {
+    for memory in [
+        associative(),
+        MemoryConfig::new(Rmt { tokens: 2, wrap_pos: false }),
+        MemoryConfig::new(Prmt { tokens: 2, wrap_pos: false }),
+    ] {
         let model = model(memory);
         let text = tokens(SEGMENT * GROUP as usize * 2 + 21);
         let whole = read_all(&model, model.empty(1).unwrap(), &text);
@@ -206,7 +208,7 @@ fn a_reading_in_two_halves_gives_the_bits_of_one_reading() {
         let mut source = text.iter().map(|t| Ok(*t));
         assert_eq!(reader.read(&mut source, &mut |_| ControlFlow::Break(())).unwrap(), End::Stopped);
         assert_eq!(reader.state().segments_read(), GROUP);
-        model.save_state(&reader.state(), &file).unwrap();
+        model.save_state(reader.state(), &file).unwrap();
 
         let mut reader = Reader::new(&model, model.load_state(&file).unwrap()).unwrap();
         let mut source = text.iter().map(|t| Ok(*t));

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 use armt::Model;
-use armt::eval::babilong::{Answered, Cell, Judge, Report, Settings, count, csv};
-use armt::tasks::babi::Task;
-use armt::tasks::babi::file::Split;
-use armt::tasks::babilong::{Facts, Length, Stories};
 use armt::text::Tokenizer;
+use armt_lab::eval::babilong::{Answered, Cell, Judge, Report, Settings, count, csv};
+use armt_lab::tasks::babi::Task;
+use armt_lab::tasks::babi::file::Split;
+use armt_lab::tasks::babilong::{Facts, Length, Stories};
 use clap::Args;
 
 use super::{EvalArgs, first_given};
@@ -69,7 +69,7 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
         }
     }
     let model = args.device.open_weights(&args.model)?;
-    babilong.tokenizer().expect_fits(model.backbone(), &missing)?;
+    babilong.tokenizer().expect_fits(model.sizes().vocab, &missing)?;
     let settings = own.settings(args, &model)?;
     let found = match &args.out {
         Some(out) => Report::resume(out, &settings)?,

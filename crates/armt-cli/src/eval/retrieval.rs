@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use armt::eval::retrieval::{Point, Report, curve};
-use armt::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
-use armt::train::run_folder::trained_pairs;
+use armt_lab::eval::retrieval::{Point, Report, curve};
+use armt_lab::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
+use armt_lab::train::run_folder::trained_pairs;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 

@@ -210,7 +210,13 @@ impl Blocks {
     }
 
     /// The block within a segment, computed again when its gradient is asked for.
-    pub fn segment_lean(self: &Arc<Self>, tape: &Tape, layers: &Range<usize>, x: &Tensor, padding: Option<&Padding>) -> Result<Tensor> {
+    pub fn segment_lean(
+        self: &Arc<Self>,
+        tape: &Tape,
+        layers: &Range<usize>,
+        x: &Tensor,
+        padding: Option<&Padding>,
+    ) -> Result<Tensor> {
         let (blocks, layers, padding) = (self.clone(), layers.clone(), padding.cloned());
         let mut y = tape.recompute(&[x], move |tape, x| {
             let y = blocks.segment(tape, &layers, &x[0], padding.as_ref());
@@ -290,7 +296,12 @@ impl Blocks {
 
     fn norm(&self, tape: &Tape, norm: &NormWeights, layers: &Range<usize>, x: &Tensor) -> Result<Tensor> {
         let gain = tape.param_rows(&norm.gain, layers.clone())?;
-        apply_norm(&self.architecture, x, &gain, norm.bias.as_ref().map(|b| tape.param_rows(b, layers.clone())).transpose()?.as_ref())
+        apply_norm(
+            &self.architecture,
+            x,
+            &gain,
+            norm.bias.as_ref().map(|b| tape.param_rows(b, layers.clone())).transpose()?.as_ref(),
+        )
     }
 
     fn linear(&self, tape: &Tape, linear: &LinearWeights, layers: &Range<usize>, x: &Tensor, with: Linear<'_>) -> Result<Tensor> {

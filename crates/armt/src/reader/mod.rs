@@ -108,7 +108,10 @@ impl Reader {
                 Some(token) => token?,
                 None => {
                     let read = self.state.tokens_read();
-                    return Err(Error::input(format!("the text that was read, of at least {read} tokens"), format!("one of {passed}")));
+                    return Err(Error::input(
+                        format!("the text that was read, of at least {read} tokens"),
+                        format!("one of {passed}"),
+                    ));
                 }
             };
         }

@@ -270,7 +270,8 @@ mod tests {
 
     #[test]
     fn rounding_adds_rows_that_are_asked_nothing() {
-        let host = HostBatch { segments: Vec::new(), texts: 1, asked: vec![vec![1, 2, 3], vec![], vec![4]], next: vec![7, 8, 9, 5] };
+        let host =
+            HostBatch { segments: Vec::new(), texts: 1, asked: vec![vec![1, 2, 3], vec![], vec![4]], next: vec![7, 8, 9, 5] };
         let rounded = host.rounded(2);
         assert_eq!(rounded.asked, [vec![1, 2, 3, 0], vec![], vec![4, 0]]);
         assert_eq!(rounded.next, [7, 8, 9, -1, 5, -1]);

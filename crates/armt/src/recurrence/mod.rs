@@ -12,8 +12,8 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use armt_engine::{Param, Tape, Tensor, ops};
-pub use inputs::{BatchShape, DeviceBatch, HostBatch, Inputs, Place, Targets};
 pub(crate) use inputs::Embedded;
+pub use inputs::{BatchShape, DeviceBatch, HostBatch, Inputs, Place, Targets};
 pub use open::{OpenSegment, TokenByToken};
 pub use transformer::Transformer;
 

@@ -87,7 +87,8 @@ pub fn load(path: &Path, layout: &StateLayout, fingerprint: &str, device: &Devic
         return Err(refuse(format!("expected a memory file ({FORMAT}), but its format is '{}'", get("format"))));
     }
     if get("fingerprint") != fingerprint {
-        let message = format!("it is the memory of another model (fingerprint {}, this model's is {fingerprint})", get("fingerprint"));
+        let message =
+            format!("it is the memory of another model (fingerprint {}, this model's is {fingerprint})", get("fingerprint"));
         return Err(refuse(message));
     }
     let mut names: Vec<String> = file.names().into_iter().map(str::to_string).collect();

@@ -135,7 +135,11 @@ impl StateLayout {
             let PartType::Exactly(dtype) = part.dtype else {
                 return Err(Error::Unsupported(format!("{} cannot begin as zeros of a type that is not known", part.name)));
             };
-            Ok(Part { name: part.name, text_axis: part.text_axis(), tensor: Tensor::zeros(part.sizes(texts).as_slice(), dtype, device)? })
+            Ok(Part {
+                name: part.name,
+                text_axis: part.text_axis(),
+                tensor: Tensor::zeros(part.sizes(texts).as_slice(), dtype, device)?,
+            })
         };
         let parts = match self.begins {
             Begins::Zero => self.parts.iter().map(zeros).collect::<Result<_>>()?,
@@ -147,7 +151,9 @@ impl StateLayout {
     /// A state of tensors in the layout's order. Tensors that do not fit are an error.
     pub fn state(&self, tensors: Vec<Tensor>, counts: Vec<Count>) -> Result<State> {
         if !tensors.is_empty() && tensors.len() != self.parts.len() {
-            return Err(Error::Foreign { reason: format!("it should have {} tensors, but has {}", self.parts.len(), tensors.len()) });
+            return Err(Error::Foreign {
+                reason: format!("it should have {} tensors, but has {}", self.parts.len(), tensors.len()),
+            });
         }
         let part = |(part, tensor): (&PartLayout, Tensor)| {
             part.expect(&tensor, counts.len())?;
@@ -166,7 +172,8 @@ impl StateLayout {
             return Err(Error::Foreign { reason: format!("its kind is {}, this model's is {}", state.kind, self.kind) });
         }
         let begun = state.parts.len() == self.parts.len();
-        if !begun && !(self.begins == Begins::Absent && state.parts.is_empty()) {
+        let absent = self.begins == Begins::Absent && state.parts.is_empty();
+        if !(begun || absent) {
             let reason = format!("it should have {} tensors, but has {}", self.parts.len(), state.parts.len());
             return Err(Error::Foreign { reason });
         }

@@ -12,8 +12,8 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, DecodeStream};
 
 use super::vocabulary::{FILE as VOCABULARY, Vocabulary};
-use crate::files::write_beside;
 use crate::error::{Error, Result};
+use crate::files::write_beside;
 
 /// GPT-2's one special token.
 /// What many tokenizers end a text with.

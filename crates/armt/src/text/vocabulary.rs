@@ -14,8 +14,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::tokenizer::Tokenizer;
-use crate::files::write_beside;
 use crate::error::{Error, Result};
+use crate::files::write_beside;
 use crate::random::Random;
 
 /// The file's name in a model folder.

@@ -2,14 +2,14 @@
 
 #![allow(dead_code, clippy::unwrap_used)] // each test binary uses its part
 
-use armt::config::{Alignment, Config, ModelType};
-use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window};
-use armt::engine::{DType, Device, Tensor};
 use armt::State;
-use armt::state::Count;
+use armt::config::{Alignment, Config, ModelType};
+use armt::engine::{DType, Device, Tensor};
+use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window};
 use armt::model::Model;
 use armt::random::Random;
 use armt::segment::Batch;
+use armt::state::Count;
 use serde_json::{Value, json};
 
 pub const VOCAB: usize = 23;

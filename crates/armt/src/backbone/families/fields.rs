@@ -63,4 +63,3 @@ pub(super) fn gelu_of(key: &str, name: &str) -> Result<Mlp> {
         other => Err(Error::config(key, "gelu, gelu_new, gelu_fast or gelu_pytorch_tanh", other)),
     }
 }
-

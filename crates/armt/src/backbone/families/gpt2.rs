@@ -1,7 +1,9 @@
 //! GPT-2: learned positions, layer norms, matrices stored `[in, out]`, queries, keys and values in one.
 
+use serde_json::{Value, json};
+
 use super::fields::{Fields, gelu_of, heads_of};
-use super::{Family, conv, norm};
+use super::{Family, POSITIONS, Shape, conv, norm};
 use crate::backbone::architecture::{Architecture, Norm, Positions};
 use crate::backbone::block::BlockWeights;
 use crate::error::{Error, Result};
@@ -14,6 +16,7 @@ pub(super) const FAMILY: Family = Family {
     embedding: "wte",
     last_norm: "ln_f",
     architecture,
+    describe,
     layer,
 };
 
@@ -42,6 +45,14 @@ fn architecture(r: &Fields<'_>) -> Result<Architecture> {
         attention_bias: true,
         mlp_bias: true,
         init: r.number_or("initializer_range", 0.02)?,
+    })
+}
+
+fn describe(s: &Shape) -> Value {
+    json!({
+        "model_type": "gpt2", "vocab_size": s.vocab, "n_embd": s.width, "n_layer": s.layers, "n_head": s.heads, "n_inner": s.inner,
+        "n_positions": POSITIONS, "activation_function": "gelu_new", "tie_word_embeddings": s.tied, "initializer_range": s.init,
+        "eos_token_id": s.end,
     })
 }
 

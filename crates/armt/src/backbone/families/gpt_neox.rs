@@ -1,10 +1,10 @@
 //! GPT-NeoX and Pythia: rotary positions on part of each head, attention and feed-forward side by side, queries, keys and values
 //! interleaved by head.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::fields::{Fields, gelu_of, heads_of, rotary_of};
-use super::{Family, columns, linear, norm};
+use super::{Family, POSITIONS, Shape, columns, linear, norm};
 use crate::backbone::architecture::{Architecture, Norm, Positions};
 use crate::backbone::block::BlockWeights;
 use crate::error::{Error, Result};
@@ -17,6 +17,7 @@ pub(super) const FAMILY: Family = Family {
     embedding: "embed_in",
     last_norm: "final_layer_norm",
     architecture,
+    describe,
     layer,
 };
 
@@ -47,6 +48,15 @@ fn architecture(r: &Fields<'_>) -> Result<Architecture> {
         attention_bias: r.flag_or("attention_bias", true)?,
         mlp_bias: true,
         init: r.number_or("initializer_range", 0.02)?,
+    })
+}
+
+fn describe(s: &Shape) -> Value {
+    json!({
+        "model_type": "gpt_neox", "vocab_size": s.vocab, "hidden_size": s.width, "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads, "intermediate_size": s.inner, "max_position_embeddings": POSITIONS,
+        "rotary_pct": 0.25, "rotary_emb_base": 10000, "use_parallel_residual": true, "hidden_act": "gelu",
+        "tie_word_embeddings": s.tied, "initializer_range": s.init, "eos_token_id": s.end,
     })
 }
 

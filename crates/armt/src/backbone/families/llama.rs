@@ -1,9 +1,9 @@
 //! Llama: rotary positions, RMS norms, grouped keys and values, a gated feed-forward part.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::fields::{Fields, heads_of, rotary_of};
-use super::{Family, columns, norm};
+use super::{Family, POSITIONS, Shape, columns, norm};
 use crate::backbone::architecture::{Architecture, Llama3Scaling, Mlp, Norm, Positions};
 use crate::backbone::block::BlockWeights;
 use crate::error::{Error, Result};
@@ -16,6 +16,7 @@ pub(super) const FAMILY: Family = Family {
     embedding: "embed_tokens",
     last_norm: "norm",
     architecture,
+    describe,
     layer,
 };
 
@@ -57,6 +58,15 @@ fn architecture(r: &Fields<'_>) -> Result<Architecture> {
         attention_bias: r.flag_or("attention_bias", false)?,
         mlp_bias: r.flag_or("mlp_bias", false)?,
         init: r.number_or("initializer_range", 0.02)?,
+    })
+}
+
+fn describe(s: &Shape) -> Value {
+    json!({
+        "model_type": "llama", "vocab_size": s.vocab, "hidden_size": s.width, "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads, "num_key_value_heads": s.heads, "intermediate_size": s.inner,
+        "max_position_embeddings": POSITIONS, "rope_theta": 10000.0, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": s.tied, "initializer_range": s.init, "eos_token_id": s.end,
     })
 }
 

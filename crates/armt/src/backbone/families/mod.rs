@@ -20,6 +20,30 @@ use crate::weights::{EntryList, Layout};
 /// Every family there is.
 pub static FAMILIES: &[&Family] = &[&gpt2::FAMILY, &gpt_neox::FAMILY, &llama::FAMILY];
 
+/// The sizes of a backbone that is made from scratch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shape {
+    /// Tokens.
+    pub vocab: usize,
+    /// The token that ends a text.
+    pub end: i32,
+    /// Layers.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub width: usize,
+    /// Heads of attention.
+    pub heads: usize,
+    /// Inner width of the feed-forward part.
+    pub inner: usize,
+    /// Whether the head is the embedding table.
+    pub tied: bool,
+    /// Standard deviation of fresh weights.
+    pub init: f64,
+}
+
+/// Positions that a backbone made from scratch has.
+const POSITIONS: usize = 2048;
+
 /// A family of backbones.
 pub struct Family {
     /// `model_type` of its `config.json`.
@@ -33,6 +57,7 @@ pub struct Family {
     /// What its last norm is called.
     last_norm: &'static str,
     architecture: fn(&Fields<'_>) -> Result<Architecture>,
+    describe: fn(&Shape) -> Value,
     /// Lists the tensors of layer l, whose names begin with a prefix.
     layer: for<'a> fn(&mut EntryList<'a>, &str, &'a BlockWeights, &Architecture, usize),
 }
@@ -40,14 +65,27 @@ pub struct Family {
 impl Family {
     /// The family of a Hugging Face configuration. One that is not known is an error that names those that are.
     pub fn of(config: &Value) -> Result<&'static Self> {
-        let name = config.get("model_type").and_then(Value::as_str).unwrap_or("nothing");
+        Self::named(config.get("model_type").and_then(Value::as_str).unwrap_or("nothing"))
+    }
+
+    /// The family of a `model_type`. One that is not known is an error that names those that are.
+    pub fn named(name: &str) -> Result<&'static Self> {
         let known = || FAMILIES.iter().map(|f| f.model_type).collect::<Vec<_>>().join(", ");
-        FAMILIES.iter().find(|f| f.model_type == name).copied().ok_or_else(|| Error::config("model_type", &format!("one of {}", known()), name))
+        FAMILIES
+            .iter()
+            .find(|f| f.model_type == name)
+            .copied()
+            .ok_or_else(|| Error::config("model_type", &format!("one of {}", known()), name))
     }
 
     /// Checks a Hugging Face configuration.
     pub fn architecture(&self, config: &Value) -> Result<Architecture> {
         (self.architecture)(&Fields(config))
+    }
+
+    /// The configuration, as Hugging Face has it, of a backbone made from scratch.
+    pub fn describe(&self, shape: &Shape) -> Value {
+        (self.describe)(shape)
     }
 
     /// What names of tensors of layer l begin with.

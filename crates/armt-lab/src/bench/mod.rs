@@ -1,0 +1,327 @@
+//! The workloads that every speed figure of this project is for, run through the reader and the training step that everybody uses.
+
+mod agreement;
+pub mod growth;
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+pub use agreement::Agreement;
+
+use armt::engine::optim::{AdamW, Group, Settings};
+use armt::engine::{Clocks, DType, Device, Param, Tensor, ops};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::tasks::Example;
+use crate::train::Stepper;
+use armt::config::{Alignment, Config, ModelType};
+use armt::memory::{Associative, MemoryConfig};
+use armt::random::Random;
+use armt::reader::{Reader, Tokens};
+use armt::schedule::{Backprop, ScheduleKind};
+use armt::segment::Batch;
+use armt::{Error, Result};
+use armt::{Model, recurrence::Targets};
+
+/// Segments that a reading warms up with, at most: those of several groups.
+const WARM_UP: usize = 640;
+
+/// What is done with the texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Work {
+    /// They are read into a memory.
+    Read,
+    /// A training step: back through all segments, loss on the last.
+    Train,
+}
+
+/// A model with GPT-2 blocks, and texts of some segments.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Workload {
+    /// Its name.
+    pub name: String,
+    /// What is done.
+    pub work: Work,
+    /// Width of the residual stream.
+    pub width: usize,
+    /// Layers.
+    pub layers: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Text tokens of a segment.
+    pub segment: usize,
+    /// Memory tokens.
+    pub tokens: usize,
+    /// Width of memory keys.
+    pub d_mem: usize,
+    /// Vocabulary.
+    pub vocab: usize,
+    /// Texts side by side.
+    pub batch: usize,
+    /// Segments of each text.
+    pub segments: usize,
+}
+
+impl Workload {
+    /// One of the project's four, by name; `None` for another name. The second has other texts on the CPU.
+    pub fn named(name: &str, cuda: bool) -> Option<Self> {
+        let of = |name: &str, work, [width, layers, heads, segment, tokens, d_mem, vocab, batch, segments]: [usize; 9]| Workload {
+            name: name.into(),
+            work,
+            width,
+            layers,
+            heads,
+            segment,
+            tokens,
+            d_mem,
+            vocab,
+            batch,
+            segments,
+        };
+        let (batch, segments) = if cuda { (512, 51) } else { (64, 11) };
+        Some(match name {
+            "w1" => of("w1", Work::Read, [768, 12, 12, 512, 16, 64, 50257, 1, 200]),
+            "w2" => of("w2", Work::Train, [128, 4, 4, 6, 4, 32, 128, batch, segments]),
+            "w3" => of("w3", Work::Read, [256, 6, 8, 256, 16, 64, 8192, 1, 40]),
+            "w4" => of("w4", Work::Train, [384, 8, 6, 512, 16, 64, 8192, 32, 8]),
+            _ => return None,
+        })
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> Config {
+        let memory =
+            Associative { tokens: self.tokens, d_mem: self.d_mem, nu: 3, correction: true, wrap_pos: false, memory_layers: None };
+        Config {
+            model_type: ModelType::Armt,
+            segment_size: self.segment,
+            segment_alignment: Alignment::Left,
+            after_question: None,
+            memory: MemoryConfig::new(memory),
+            backbone: json!({
+                "model_type": "gpt2", "vocab_size": self.vocab, "n_positions": self.segment + self.tokens,
+                "n_embd": self.width, "n_layer": self.layers, "n_head": self.heads,
+            }),
+        }
+    }
+
+    /// Text tokens of one repetition.
+    pub fn text_tokens(&self) -> usize {
+        self.batch * self.segments * self.segment
+    }
+
+    /// Operations of one repetition's matrix products: the block's four and the memory's maps, reads and recalls.
+    pub fn operations(&self) -> f64 {
+        let (d, dm, dk) = (self.width as f64, self.d_mem as f64, 6.0 * self.d_mem as f64);
+        let rows = (self.batch * self.segments * (self.segment + self.tokens)) as f64;
+        let written = (self.batch * self.segments * self.tokens) as f64;
+        let attention = 2.0 * 2.0 * d * (self.segment + self.tokens) as f64 / 2.0;
+        let row = 2.0 * 12.0 * d * d + attention + 2.0 * d * dm + 2.0 * dk * d;
+        let token = 2.0 * d * (dm + d) + 4.0 * dk * d;
+        let forward = self.layers as f64 * (rows * row + written * token);
+        match self.work {
+            Work::Read => forward,
+            Work::Train => 3.0 * forward,
+        }
+    }
+}
+
+/// How a workload is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    /// Repetitions that are timed.
+    pub repeats: usize,
+    /// How the grid of layers and segments is walked.
+    pub schedule: ScheduleKind,
+    /// How gradients go back.
+    pub backprop: Backprop,
+    /// Parts that a step's batch is computed in.
+    pub accumulate: usize,
+    /// Whether the results are compared with those of the plain twins.
+    pub check: bool,
+}
+
+/// How long a workload took.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Timing {
+    /// The workload.
+    pub workload: Workload,
+    /// Numbers that were computed with.
+    pub dtype: String,
+    /// The schedule's name.
+    pub schedule: String,
+    /// Whether blocks were computed again on the way back.
+    pub recompute: bool,
+    /// Whether the memory was unwound on the way back.
+    pub unwind: bool,
+    /// Parts that a step's batch was computed in.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub accumulate: usize,
+    /// Seconds of each repetition, in their order.
+    pub seconds: Vec<f64>,
+    /// Text tokens in a second, at the median.
+    pub tokens_per_second: f64,
+    /// Milliseconds of a repetition, the median.
+    pub ms_per_step: f64,
+    /// Most bytes that tensors took at one time.
+    pub peak_bytes: usize,
+    /// Rate of the workload's matrix products over all its time, in TFLOP/s, and that of a product of the block's shape alone.
+    pub tflops: [f64; 2],
+    /// Seconds from the start to the end of the first repetition, everything compiled and planned.
+    pub first_seconds: f64,
+    /// MHz of the multiprocessors and of the memory, and watts, after the last repetition; where a GPU shows them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clocks: Option<[f32; 3]>,
+    /// How far the results are from those of the plain twins, if it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agreement: Option<Agreement>,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn is_one(n: &usize) -> bool {
+    *n == 1
+}
+
+/// Runs a workload: twice for warming up, then as often as asked for. `each` hears of every repetition's seconds and may end it.
+pub fn run(
+    workload: &Workload,
+    way: Way,
+    (dtype, device): (DType, &Device),
+    each: &mut dyn FnMut(f64) -> ControlFlow<()>,
+) -> Result<Timing> {
+    let Way { repeats, schedule, backprop, accumulate, check } = way;
+    if repeats == 0 {
+        return Err(Error::Argument("expected at least one repetition, got 0".into()));
+    }
+    if workload.work == Work::Train && (accumulate == 0 || !workload.batch.is_multiple_of(accumulate)) {
+        return Err(Error::Argument(format!("expected parts that divide the batch of {}, got {accumulate}", workload.batch)));
+    }
+    let start = Instant::now();
+    let model = model(workload, dtype, device)?;
+    let mut random = Random::new(2);
+    let ids: Vec<i32> = (0..workload.text_tokens()).map(|_| random.below(workload.vocab) as i32).collect();
+    device.reset_peak();
+    let mut repeat: Box<dyn FnMut(bool) -> Result<()>> = match workload.work {
+        Work::Read => {
+            let mut reader = Reader::with_schedule(&model, model.empty(workload.batch)?, schedule)?;
+            let (model, ids) = (&model, &ids);
+            let [start, all] = [workload.segments.min(WARM_UP), workload.segments].map(|n| n * workload.segment);
+            Box::new(move |warm| reading(model, &mut reader, ids, if warm { start } else { all }))
+        }
+        Work::Train => {
+            let params: Vec<Param> = model.params().into_iter().cloned().collect();
+            let optimizer = AdamW::new(vec![Group { params, weight_decay: 0.01, rate: 1.0 }], Settings::default())?;
+            let mut stepper = Stepper::new(&model, optimizer, backprop, schedule)?;
+            let example = example(workload, &ids);
+            Box::new(move |_| stepper.step(&example, accumulate, 1e-4).map(|_| ()))
+        }
+    };
+    repeat(true)?;
+    let first_seconds = start.elapsed().as_secs_f64();
+    repeat(true)?;
+    let mut seconds = Vec::with_capacity(repeats);
+    for _ in 0..repeats {
+        let start = Instant::now();
+        repeat(false)?;
+        device.synchronize()?;
+        seconds.push(start.elapsed().as_secs_f64());
+        if each(start.elapsed().as_secs_f64()).is_break() {
+            break;
+        }
+    }
+    let clocks = if let Device::Cuda(cuda) = device { cuda.clocks() } else { None };
+    drop(repeat);
+    let peak_bytes = device.pool_stats().peak_bytes;
+    let median = median(&seconds);
+    Ok(Timing {
+        workload: workload.clone(),
+        dtype: dtype.to_string(),
+        schedule: schedule.schedule(model.recurrence())?.name().into(),
+        recompute: backprop.recompute,
+        unwind: backprop.unwinds(dtype),
+        accumulate,
+        seconds,
+        tokens_per_second: workload.text_tokens() as f64 / median,
+        ms_per_step: 1e3 * median,
+        peak_bytes,
+        tflops: [workload.operations() / median / 1e12, ceiling(workload, dtype, device)?],
+        first_seconds,
+        clocks: clocks.map(|Clocks { sm_mhz, memory_mhz, watts }| [sm_mhz as f32, memory_mhz as f32, watts]),
+        agreement: check.then(|| agreement::agreement(workload, &ids, (dtype, device))).transpose()?,
+    })
+}
+
+/// The middle one, or the mean of the middle two.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let n = sorted.len();
+    if n == 0 { f64::NAN } else { (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0 }
+}
+
+/// How important a token that is written is, before the sigmoid. The memory tokens of a random model have much the same keys, and all are
+/// written against the old memory: at a sigmoid of a half, 16 of them overshoot eightfold, and the memory grows without end.
+const IMPORTANCE: f32 = -4.0;
+
+/// A fresh model whose memory does not stay empty: the value projection, which starts at zero, is random like the other weights.
+fn model(workload: &Workload, dtype: DType, device: &Device) -> Result<Model> {
+    let model = Model::fresh(workload.config(), 1, dtype, device)?;
+    if let (Some(value), Some(bias)) = (model.param("assoc.value"), model.param("assoc.beta_bias")) {
+        let mut random = Random::new(4);
+        let values: Vec<f32> = (0..value.value().elements()).map(|_| 0.02 * random.normal() as f32).collect();
+        value.set(&Tensor::from_slice(&values, value.value().shape(), device)?)?;
+        let importance = vec![IMPORTANCE; bias.value().elements()];
+        bias.set(&Tensor::from_slice(&importance, bias.value().shape(), device)?)?;
+    }
+    Ok(model)
+}
+
+/// Reads the first `tokens` tokens of all texts, side by side, from an empty memory.
+fn reading(model: &Model, reader: &mut Reader, ids: &[i32], tokens: usize) -> Result<()> {
+    let texts = reader.state().texts();
+    reader.begin(model.empty(texts)?)?;
+    let mut sources: Vec<_> = ids.chunks(ids.len() / texts).map(|text| text[..tokens].iter().map(|id| Ok(*id))).collect();
+    let mut sources: Vec<Tokens<'_>> = sources.iter_mut().map(|s| s as Tokens<'_>).collect();
+    reader.read_all(&mut sources, &mut |_| ControlFlow::Continue(()))?;
+    Ok(())
+}
+
+/// A batch whose last segment is asked for.
+fn example(workload: &Workload, ids: &[i32]) -> Example {
+    let length = workload.segments * workload.segment;
+    let asked = |i: usize| i % length >= length - workload.segment;
+    let next = (0..ids.len()).map(|i| if asked(i) { ids[i] } else { -1 }).collect();
+    Example { batch: Batch { ids: ids.to_vec(), texts: workload.batch, mask: None }, targets: Targets { next } }
+}
+
+/// TFLOP/s of the block's widest product with all layers batched, alone.
+fn ceiling(workload: &Workload, dtype: DType, device: &Device) -> Result<f64> {
+    let (l, d) = (workload.layers, workload.width);
+    let rows = workload.batch * (workload.segment + workload.tokens);
+    let mut random = Random::new(3);
+    let mut fill = |shape: [usize; 3]| -> Result<Tensor> {
+        let data: Vec<f32> = (0..shape.iter().product()).map(|_| random.normal() as f32).collect();
+        Ok(ops::cast(&Tensor::from_slice(&data, shape, device)?, dtype)?)
+    };
+    let (x, w) = (fill([l, rows, d])?, fill([l, d, 4 * d])?);
+    let operations = 2.0 * (l * rows) as f64 * (4 * d * d) as f64;
+    let times = if device.is_cuda() { 50 } else { 3 };
+    let mut rates = Vec::new();
+    for _ in 0..5 {
+        device.synchronize()?;
+        let start = Instant::now();
+        for _ in 0..times {
+            ops::matmul(&x, &w)?;
+        }
+        device.synchronize()?;
+        rates.push(f64::from(times) * operations / start.elapsed().as_secs_f64() / 1e12);
+    }
+    Ok(median(&rates[1..]))
+}

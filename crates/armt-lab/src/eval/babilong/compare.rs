@@ -1,0 +1,223 @@
+//! BABILong reports as pictures and as a table: tasks by lengths, and accuracy over the length.
+//!
+//! Reports of one name are seeds of one model: a cell is their mean, in curves and in the table with the least and the most. The mean of the tasks is the
+//! benchmark's headline; it stands only where each of a model's tasks was judged.
+
+use super::{Cell, Report};
+use crate::eval::heat::HeatMap;
+use crate::eval::plot::{Mark, Plot, Scale, Series};
+use crate::tasks::babi::Task;
+use crate::tasks::babilong::Length;
+use armt::{Error, Result};
+
+/// What the row of all tasks is called.
+const MEAN: &str = "mean";
+
+/// What is told of each cell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Measure {
+    /// Share of answers that are right to the letter.
+    #[default]
+    ExactMatch,
+    /// Share of answers that are right by the benchmark's labels.
+    LabelMatch,
+}
+
+impl Measure {
+    fn of(self, cell: &Cell) -> Option<f64> {
+        match self {
+            Measure::ExactMatch => Some(cell.exact_match),
+            Measure::LabelMatch => cell.label_match,
+        }
+    }
+
+    fn label(self) -> &'static str {
+        match self {
+            Measure::ExactMatch => "exact match",
+            Measure::LabelMatch => "label match",
+        }
+    }
+}
+
+/// A model's reports, one of each seed, and what is told of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judged {
+    /// What the model is called.
+    pub name: String,
+    /// At least one.
+    reports: Vec<Report>,
+    measure: Measure,
+}
+
+impl Judged {
+    /// Reports by their names, in the order in which these first come. Refuses one without a cell, and one without right labels if
+    /// these are to be told.
+    pub fn all(measure: Measure, reports: impl IntoIterator<Item = (String, Report)>) -> Result<Vec<Self>> {
+        let mut models: Vec<Judged> = Vec::new();
+        for (name, report) in reports {
+            if report.cells.is_empty() {
+                return Err(Error::Argument(format!("{name}: expected a report with at least one cell, got none")));
+            }
+            if report.cells.iter().any(|c| measure.of(c).is_none()) {
+                let message =
+                    format!("{name}: expected right labels, which `armt eval --label-match` counts, got exact matches only");
+                return Err(Error::Argument(message));
+            }
+            match models.iter_mut().find(|m| m.name == name) {
+                Some(model) => model.reports.push(report),
+                None => models.push(Judged { name, reports: vec![report], measure }),
+            }
+        }
+        Ok(models)
+    }
+
+    fn cells(&self) -> impl Iterator<Item = &Cell> {
+        self.reports.iter().flat_map(|r| &r.cells)
+    }
+
+    /// The tasks that were judged, in order.
+    fn tasks(&self) -> Vec<Task> {
+        sorted(self.cells().map(|c| c.task))
+    }
+
+    /// The shares of a task and length, one for each seed, ascending.
+    fn shares(&self, task: Task, length: Length) -> Vec<f64> {
+        let cells = self.cells().filter(|c| (c.task, c.length) == (task, length));
+        let mut shares: Vec<f64> = cells.filter_map(|c| self.measure.of(c)).collect();
+        shares.sort_by(f64::total_cmp);
+        shares
+    }
+
+    /// Their mean; `None` where there is none.
+    fn share(&self, task: Task, length: Length) -> Option<f64> {
+        mean(&self.shares(task, length))
+    }
+
+    /// The mean of all tasks at a length, of each seed that has them all, ascending.
+    fn means(&self, length: Length) -> Vec<f64> {
+        let tasks = self.tasks();
+        let of = |report: &Report| {
+            let shares = tasks.iter().map(|t| report.cell(*t, length).and_then(|c| self.measure.of(c)));
+            mean(&shares.collect::<Option<Vec<_>>>()?)
+        };
+        let mut means: Vec<f64> = self.reports.iter().filter_map(of).collect();
+        means.sort_by(f64::total_cmp);
+        means
+    }
+
+    /// The seeds' means over the tasks at each length, where there are several tasks and a seed was judged on all of them.
+    fn mean_row(&self, lengths: &[Length]) -> Option<Vec<Vec<f64>>> {
+        let means: Vec<_> = lengths.iter().map(|l| self.means(*l)).collect();
+        (self.tasks().len() > 1 && means.iter().any(|seeds| !seeds.is_empty())).then_some(means)
+    }
+
+    /// Tasks by lengths, and their mean where there are several.
+    pub fn heat_map(&self) -> HeatMap {
+        let lengths = sorted(self.cells().map(|c| c.length));
+        let mut rows: Vec<(String, Vec<Option<f64>>)> = Vec::new();
+        for task in self.tasks() {
+            rows.push((task.to_string(), lengths.iter().map(|l| self.share(task, *l)).collect()));
+        }
+        rows.extend(self.mean_row(&lengths).map(|means| (MEAN.into(), means.iter().map(|seeds| mean(seeds)).collect())));
+        HeatMap {
+            title: format!("BABILong, {} in %: {}", self.measure.label(), self.name),
+            x_label: "tokens of the context".into(),
+            columns: lengths.iter().map(Length::to_string).collect(),
+            rows,
+        }
+    }
+
+    /// A curve of shares over lengths.
+    fn series(&self, name: String, lengths: &[Length], shares: impl Fn(Length) -> Vec<f64>) -> Series {
+        let mark = |length: &Length| {
+            let shares = shares(*length);
+            let spread = if let [least, .., most] = shares[..] { Some((least, most)) } else { None };
+            Some(Mark { x: place(*length, lengths), y: mean(&shares)?, spread })
+        };
+        Series { name, marks: lengths.iter().filter_map(mark).collect() }
+    }
+}
+
+/// Accuracy over the length of the context: of one model a curve for each task, of several with the same tasks the mean of these, and of
+/// several with different ones a curve for each task of each.
+pub fn curves(models: &[Judged]) -> Plot {
+    let lengths = sorted(models.iter().flat_map(Judged::cells).map(|c| c.length));
+    let tasks = models.first().map(Judged::tasks).unwrap_or_default();
+    let names = tasks.iter().map(Task::to_string).collect::<Vec<_>>().join(", ");
+    let (title, series) = match models {
+        [one] => {
+            let of = |task: Task| one.series(task.to_string(), &lengths, |l| one.shares(task, l));
+            (format!("BABILong: {}", one.name), tasks.into_iter().map(of).collect())
+        }
+        _ if models.iter().all(|m| m.tasks() == tasks) => {
+            let of = |m: &Judged| m.series(m.name.clone(), &lengths, |l| m.means(l));
+            let what = if tasks.len() == 1 { names } else { format!("mean of {names}") };
+            (format!("BABILong: {what}"), models.iter().map(of).collect::<Vec<Series>>())
+        }
+        _ => {
+            let of = |m: &Judged, task: Task| m.series(format!("{}, {task}", m.name), &lengths, |l| m.shares(task, l));
+            ("BABILong".into(), models.iter().flat_map(|m| m.tasks().into_iter().map(move |t| of(m, t))).collect())
+        }
+    };
+    let label = models.first().map_or("", |m| m.measure.label());
+    Plot {
+        title,
+        x_label: "tokens of the context".into(),
+        y_label: label.into(),
+        x_scale: Scale::Log,
+        x_ticks: lengths.iter().map(|l| (place(*l, &lengths), l.to_string())).collect(),
+        y_range: Some((0.0, 1.0)),
+        series: series.into_iter().filter(|s| !s.marks.is_empty()).collect(),
+        ..Plot::default()
+    }
+}
+
+/// A table in Markdown, in per cent: a row for each task of each model and for their mean, a column for each length. Of several seeds the
+/// mean, with the least and the most.
+pub fn table(models: &[Judged]) -> String {
+    let lengths = sorted(models.iter().flat_map(Judged::cells).map(|c| c.length));
+    let percent = |share: f64| format!("{:.1}", 100.0 * share);
+    let text = |shares: Vec<f64>| match (mean(&shares).map(percent), &shares[..]) {
+        (None, _) => "-".into(),
+        (Some(mean), [least, .., most]) if least < most => format!("{mean} ({} to {})", percent(*least), percent(*most)),
+        (Some(mean), _) => mean,
+    };
+    let label = models.first().map_or("", |m| m.measure.label());
+    let mut lines = vec![vec![format!("{label} in %, tokens"), "task".into()]];
+    lines[0].extend(lengths.iter().map(Length::to_string));
+    lines[0].extend(["samples".into(), "seeds".into()]);
+    lines.push(vec!["---".into(); lines[0].len()]);
+    for model in models {
+        let mut row = |task: String, of: &[&Report], shares: Vec<Vec<f64>>| {
+            let samples = sorted(of.iter().flat_map(|r| &r.cells).map(|c| c.samples));
+            let ends = [samples.iter().map(usize::to_string).collect::<Vec<_>>().join(", "), of.len().to_string()];
+            let shares = shares.into_iter().map(text);
+            lines.push([model.name.replace('|', "\\|"), task].into_iter().chain(shares).chain(ends).collect());
+        };
+        for task in model.tasks() {
+            let of: Vec<&Report> = model.reports.iter().filter(|r| r.cells.iter().any(|c| c.task == task)).collect();
+            row(task.to_string(), &of, lengths.iter().map(|l| model.shares(task, *l)).collect());
+        }
+        if let Some(means) = model.mean_row(&lengths) {
+            row(MEAN.into(), &model.reports.iter().collect::<Vec<_>>(), means);
+        }
+    }
+    lines.iter().map(|cells| format!("| {} |\n", cells.join(" | "))).collect()
+}
+
+/// Where a length lies on a logarithmic axis: 0k, the facts alone, half as far as the shortest other one.
+fn place(length: Length, all: &[Length]) -> f64 {
+    let shortest = all.iter().map(|l| l.0).find(|n| *n > 0).unwrap_or(2);
+    if length.0 == 0 { shortest as f64 / 2.0 } else { length.0 as f64 }
+}
+
+fn mean(shares: &[f64]) -> Option<f64> {
+    (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64)
+}
+
+fn sorted<T: Ord>(things: impl Iterator<Item = T>) -> Vec<T> {
+    let mut things: Vec<T> = things.collect();
+    things.sort();
+    things.dedup();
+    things
+}

@@ -1,0 +1,187 @@
+//! BABILong judged: the share of questions that a model answers right, by task and length of the context.
+//!
+//! A sample is read as the authors read it: `context ++ question ++ GEN` is cut into segments from its start, all but the last go into
+//! the memory, and the answer follows from the last. What is whole of the context is read by the [`Reader`], several samples side by
+//! side; the rest of it, the question and GEN are what [`Model::generate`] goes on from. The answer is the most probable token each
+//! time, at most 10, cut at EOS. It may reach over a segment's end as it may in training; the next segment is begun then.
+//!
+//! A context is a stream and never in memory, so that 50 million tokens take no more than a thousand.
+
+pub mod compare;
+pub mod csv;
+pub mod metric;
+mod report;
+
+use std::ops::ControlFlow;
+
+pub use self::report::{Cell, Kind, Report, Settings, is_report};
+
+use self::metric::{exact_match, label_match};
+use crate::tasks::babilong::{Babilong, Facts, Length, Sample, Stories};
+use armt::State;
+use armt::generate::{Options, generate};
+use armt::model::Model;
+use armt::reader::{End, Reader, Tokens};
+use armt::segment::Batch;
+use armt::{Error, Result};
+
+/// Tokens that an answer may have, as in the paper.
+const ANSWER: usize = 10;
+
+/// A model that is judged, and how its samples are read.
+pub struct Judge<'m> {
+    model: &'m Model,
+    babilong: &'m Babilong,
+    reader: Reader,
+    batch: usize,
+}
+
+/// What a model said to a question.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answered {
+    /// The right answer.
+    pub target: String,
+    /// What the model said, without white space around it.
+    pub output: String,
+    /// The question.
+    pub question: String,
+    /// Whether it is right to the letter.
+    pub exact: bool,
+    /// Whether it is right by the benchmark's labels.
+    pub label: bool,
+}
+
+/// How far a cell is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Samples that were answered.
+    pub samples: usize,
+    /// Tokens of contexts that were read.
+    pub tokens: u64,
+}
+
+impl<'m> Judge<'m> {
+    /// A judge of `batch` samples side by side. Refuses 0, and a model whose vocabulary is not that of the samples.
+    pub fn new(model: &'m Model, babilong: &'m Babilong, batch: usize) -> Result<Self> {
+        if batch == 0 {
+            return Err(Error::config("batch", "at least 1", 0));
+        }
+        let (tokens, rows) = (babilong.tokenizer().vocabulary(), model.sizes().vocab);
+        if tokens > rows {
+            let message = format!("the samples have tokens up to {}, but the model's vocabulary only {rows}", tokens - 1);
+            return Err(Error::Argument(message));
+        }
+        Ok(Judge { model, babilong, reader: Reader::new(model, model.empty(batch)?)?, batch })
+    }
+
+    /// The answers to samples 0 to `samples` of some stories in contexts of a length. `each` hears of the progress and may end it, which
+    /// gives [`Error::Interrupted`].
+    pub fn cell(
+        &mut self,
+        stories: &Stories,
+        length: Length,
+        facts: Facts,
+        samples: usize,
+        each: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Vec<Answered>> {
+        let mut answers = Vec::new();
+        let mut before = Progress::default();
+        while answers.len() < samples {
+            let numbers = answers.len()..samples.min(answers.len() + self.batch);
+            let drawn = numbers.map(|n| self.babilong.draw_as(stories, length, n as u64, facts)).collect::<Result<Vec<_>>>()?;
+            let texts = self.answer(&drawn, &mut |tokens| each(Progress { tokens: before.tokens + tokens, ..before }))?;
+            for (Sample { story, .. }, output) in drawn.iter().zip(texts) {
+                let (question, target) = (story.question.text.clone(), story.question.answer.clone());
+                let (exact, label) = (exact_match(&target, &output), label_match(stories.task(), &target, &output, &question));
+                answers.push(Answered { target, output, question, exact, label });
+            }
+            before.samples = answers.len();
+            before.tokens += drawn.iter().map(|s| s.length() as u64).sum::<u64>();
+            if each(before).is_break() {
+                return Err(Error::Interrupted);
+            }
+        }
+        Ok(answers)
+    }
+
+    /// What the model answers to some samples. Those whose contexts have as many whole segments are read side by side, and of these
+    /// those with as many tokens left are answered side by side. `each` hears how many tokens of contexts were read.
+    fn answer(&mut self, samples: &[Sample], each: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<Vec<String>> {
+        let size = self.model.config().segment_size;
+        let mut texts = vec![String::new(); samples.len()];
+        let mut done = 0;
+        for read in alike(samples.iter().map(|s| s.length() / size)) {
+            let mut streams: Vec<_> = read.iter().map(|i| samples[*i].tokens()).collect();
+            let whole = samples[read[0]].length() / size * size;
+            let state = self.read(&mut streams, whole, &mut |tokens| each(done + tokens * read.len() as u64))?;
+            done += (whole * read.len()) as u64;
+            let rests = streams.into_iter().map(Iterator::collect).collect::<Result<Vec<Vec<i32>>>>()?;
+            for rows in alike(rests.iter().map(Vec::len)) {
+                let ids = rows.iter().flat_map(|row| rests[*row].iter().copied()).collect();
+                let prompt = Batch { ids, texts: rows.len(), mask: None };
+                let said = self.say(&prompt, &state.pick(&rows)?)?;
+                rows.iter().zip(said).for_each(|(row, text)| texts[read[*row]] = text);
+                if each(done).is_break() {
+                    return Err(Error::Interrupted);
+                }
+            }
+        }
+        Ok(texts)
+    }
+
+    /// The memory after the first `whole` tokens of each stream, which are whole segments.
+    fn read<T: Iterator<Item = Result<i32>>>(
+        &mut self,
+        streams: &mut [T],
+        whole: usize,
+        each: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<State> {
+        let empty = self.model.empty(streams.len())?;
+        if whole == 0 {
+            return Ok(empty);
+        }
+        self.reader.begin(empty)?;
+        let mut heads: Vec<_> = streams.iter_mut().map(|s| s.by_ref().take(whole)).collect();
+        let mut texts: Vec<Tokens<'_>> = heads.iter_mut().map(|head| head as Tokens<'_>).collect();
+        match self.reader.read_all(&mut texts, &mut |progress| each(progress.tokens))? {
+            End::Finished => Ok(self.reader.state().clone()),
+            End::Stopped => Err(Error::Interrupted),
+        }
+    }
+
+    /// What the model says after a prompt, of each text.
+    fn say(&self, prompt: &Batch, state: &State) -> Result<Vec<String>> {
+        let end = self.babilong.end_token();
+        let options = Options { max_new_tokens: ANSWER, stop: vec![end], ..Options::default() };
+        let said = generate(self.model, prompt, state, &options, &mut |_| {})?.tokens;
+        let text = |tokens: &Vec<i32>| {
+            let tokens = tokens.split(|t| *t == end).next().unwrap_or_default();
+            Ok(self.babilong.tokenizer().decode(tokens)?.trim().to_string())
+        };
+        said.iter().map(text).collect()
+    }
+}
+
+/// A cell's shares.
+pub fn count(stories: &Stories, length: Length, answers: &[Answered], label_match: bool) -> Cell {
+    let share = |right: fn(&Answered) -> bool| answers.iter().filter(|a| right(a)).count() as f64 / answers.len().max(1) as f64;
+    Cell {
+        task: stories.task(),
+        length,
+        samples: answers.len(),
+        exact_match: share(|a| a.exact),
+        label_match: label_match.then(|| share(|a| a.label)),
+    }
+}
+
+/// The places of equal keys, in the order in which the keys first come.
+fn alike(keys: impl Iterator<Item = usize>) -> Vec<Vec<usize>> {
+    let mut groups: Vec<(usize, Vec<usize>)> = Vec::new();
+    for (place, key) in keys.enumerate() {
+        match groups.iter_mut().find(|(k, _)| *k == key) {
+            Some((_, group)) => group.push(place),
+            None => groups.push((key, vec![place])),
+        }
+    }
+    groups.into_iter().map(|(_, group)| group).collect()
+}

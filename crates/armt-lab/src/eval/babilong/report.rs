@@ -1,0 +1,159 @@
+//! What was judged on BABILong and how, as a JSON file that grows cell by cell.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::tasks::babi::Task;
+use crate::tasks::babilong::{Facts, Length};
+use armt::files::{read_json, write_json};
+use armt::{Error, Result};
+
+/// How well a model answers the questions of one task in contexts of one length.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cell {
+    /// qa1 to qa20.
+    #[serde(with = "as_text")]
+    pub task: Task,
+    /// Tokens of a context, as 16k.
+    #[serde(with = "as_text")]
+    pub length: Length,
+    /// Questions that were asked.
+    pub samples: usize,
+    /// Share that was answered to the letter.
+    pub exact_match: f64,
+    /// Share that was right by the benchmark's labels, where that was counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label_match: Option<f64>,
+}
+
+/// What must be the same for two cells to belong to one report.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// The model's folder.
+    pub model: String,
+    /// The model's fingerprint: another one in the same folder is another model.
+    pub fingerprint: String,
+    /// Seed of the samples.
+    pub seed: u64,
+    /// Samples side by side.
+    pub batch: usize,
+    /// Numbers that were computed with.
+    pub dtype: String,
+    /// Where they were computed.
+    pub device: String,
+    /// Whether right labels were counted as well.
+    pub label_match: bool,
+    /// Whether the stories are new ones by the rules of the published.
+    pub simulated: bool,
+    /// Whether the facts were told as they are.
+    pub facts: Facts,
+    /// Folders of books, stories and tokenizer, where they are not the project's or the model's.
+    pub books: Option<String>,
+    /// See `books`.
+    pub babi: Option<String>,
+    /// See `books`.
+    pub bpe: Option<String>,
+}
+
+/// What was judged, and how; kept as a JSON file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Report {
+    /// Always `babilong`.
+    pub task: Kind,
+    /// What tables and plots call the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// How it was judged.
+    pub settings: Settings,
+    /// In the order of tasks, and of lengths within them.
+    pub cells: Vec<Cell>,
+}
+
+/// Tells these reports from others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// BABILong.
+    Babilong,
+}
+
+impl Report {
+    /// A report without cells.
+    pub fn new(name: Option<String>, settings: Settings) -> Self {
+        Report { task: Kind::Babilong, name, settings, cells: Vec::new() }
+    }
+
+    /// The cell of a task and length, if it was judged.
+    pub fn cell(&self, task: Task, length: Length) -> Option<&Cell> {
+        self.cells.iter().find(|c| (c.task, c.length) == (task, length))
+    }
+
+    /// Puts a cell into its place.
+    pub fn put(&mut self, cell: Cell) {
+        self.cells.retain(|c| (c.task, c.length) != (cell.task, cell.length));
+        let at = self.cells.partition_point(|c| (c.task, c.length) < (cell.task, cell.length));
+        self.cells.insert(at, cell);
+    }
+
+    /// Writes the report beside its place and renames it there; an error names the file.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        write_json(path, self)
+    }
+
+    /// Reads a report; refuses a file that holds something else.
+    pub fn load(path: &Path) -> Result<Self> {
+        let report: Report = read_json(path, "a report of `armt eval --task babilong`")?;
+        let share = |x: f64| (0.0..=1.0).contains(&x);
+        match report.cells.iter().find(|c| !(share(c.exact_match) && c.label_match.is_none_or(share))) {
+            Some(c) => Err(Error::file(path, format!("{} {}: expected shares from 0 to 1, got another number", c.task, c.length))),
+            None => Ok(report),
+        }
+    }
+
+    /// The report in a file to go on with, if there is one. One of other settings is refused, with the first that differs.
+    pub fn resume(path: &Path, settings: &Settings) -> Result<Option<Self>> {
+        if !path.exists() {
+            return Ok(None);
+        }
+        let report = Self::load(path)?;
+        let value = |settings| serde_json::to_value(settings).map_err(|e| Error::file(path, e));
+        let (old, new) = (value(&report.settings)?, value(settings)?);
+        let mut keys = new.as_object().into_iter().flat_map(|o| o.keys());
+        if let Some(key) = keys.find(|key| old[*key] != new[*key]) {
+            return Err(Error::file(
+                path,
+                format!(
+                    "it has results of other settings ({key} {}, now {}): name another file, or remove it to begin anew",
+                    old[key], new[key]
+                ),
+            ));
+        }
+        Ok(Some(report))
+    }
+}
+
+/// Whether a file is such a report, as far as its task says.
+pub fn is_report(path: &Path) -> bool {
+    let value = std::fs::read(path).ok().and_then(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).ok());
+    value.is_some_and(|v| v["task"] == "babilong")
+}
+
+/// Things that are written as their text.
+mod as_text {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(value)
+    }
+
+    pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}

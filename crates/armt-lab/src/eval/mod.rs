@@ -1,0 +1,8 @@
+//! Judging models: exact match, memory capacity, reports and plots.
+
+pub mod babilong;
+pub mod heat;
+pub mod plot;
+pub mod results;
+pub mod retrieval;
+mod svg;

@@ -1,0 +1,336 @@
+//! Reports of several models side by side: as a plot, and as a table of the README.
+//!
+//! ```text
+//! results/<experiment>/<model>.json            what `armt eval --out` wrote; experiments are remember, rewrite and babilong
+//! results/<experiment>/<model>.seed<k>.json    the same model trained from other seeds
+//! results/babilong/<model>.qa<n>.json          the same model trained for another task
+//! ```
+//!
+//! Seeds of a model become one line: their mean, with the least and the most. A table goes between two lines of the README,
+//! `<!-- results: rewrite -->` and `<!-- end -->`; whatever stood there before is replaced.
+
+use std::path::{Path, PathBuf};
+
+use super::babilong;
+use super::babilong::compare::{Judged, curves, table};
+use super::plot::{Guide, Mark, Plot, Reference, Scale, Series};
+use super::retrieval::{Point, Report};
+use crate::tasks::retrieval::Setting;
+use armt::files::write_beside;
+use armt::{Error, Result};
+
+/// The line that ends a table in the README.
+const END: &str = "<!-- end -->";
+/// Stands in a table where nothing is known.
+const NOTHING: &str = "-";
+
+/// What is told of each point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// Share of the texts whose whole answer was right.
+    ExactMatch,
+    /// Pairs that the memory holds.
+    Stored,
+}
+
+impl Measure {
+    fn of(self, point: &Point) -> f64 {
+        match self {
+            Measure::ExactMatch => point.exact_match,
+            Measure::Stored => point.stored,
+        }
+    }
+
+    fn label(self) -> &'static str {
+        match self {
+            Measure::ExactMatch => "exact match",
+            Measure::Stored => "stored pairs",
+        }
+    }
+
+    fn text(self, value: f64) -> String {
+        match self {
+            Measure::ExactMatch => format!("{value:.3}"),
+            Measure::Stored => format!("{value:.1}"),
+        }
+    }
+}
+
+/// A model's reports, one of each seed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seeds {
+    /// What the model is called.
+    pub name: String,
+    /// At least one.
+    pub reports: Vec<Report>,
+}
+
+impl Seeds {
+    /// At each number of pairs the mean, with the least and the most where there are several reports of it.
+    pub fn marks(&self, measure: Measure) -> Vec<Mark> {
+        let mut points: Vec<(usize, f64)> = self.reports.iter().flat_map(|r| &r.points).map(|p| (p.pairs, measure.of(p))).collect();
+        points.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        let mark = |run: &[(usize, f64)]| {
+            let mean = run.iter().map(|(_, y)| y).sum::<f64>() / run.len() as f64;
+            Mark { x: run[0].0 as f64, y: mean, spread: (run.len() > 1).then(|| (run[0].1, run[run.len() - 1].1)) }
+        };
+        points.chunk_by(|a, b| a.0 == b.0).map(mark).collect()
+    }
+
+    /// Most pairs that any of its seeds was trained on, where a report says so.
+    pub fn trained_pairs(&self) -> Option<usize> {
+        self.reports.iter().filter_map(|r| r.trained_pairs).max()
+    }
+
+    /// Minutes that training took on average, of the seeds whose reports say so.
+    pub fn minutes(&self) -> Option<f64> {
+        let minutes: Vec<f64> = self.reports.iter().filter_map(|r| r.minutes).collect();
+        (!minutes.is_empty()).then(|| minutes.iter().sum::<f64>() / minutes.len() as f64)
+    }
+}
+
+/// Models to compare.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Comparison {
+    /// What is told of them.
+    pub measure: Measure,
+    /// The models, in the order of table and legend.
+    pub models: Vec<Seeds>,
+}
+
+impl Comparison {
+    /// Models of one name are seeds of one model; the order is that in which names first come.
+    pub fn of(measure: Measure, reports: impl IntoIterator<Item = (String, Report)>) -> Self {
+        let mut models: Vec<Seeds> = Vec::new();
+        for (name, report) in reports {
+            match models.iter_mut().find(|m| m.name == name) {
+                Some(model) => model.reports.push(report),
+                None => models.push(Seeds { name, reports: vec![report] }),
+            }
+        }
+        Comparison { measure, models }
+    }
+
+    /// Curves over the number of pairs, with the trained lengths marked. Stored pairs are drawn beside the line of those that store all.
+    /// `None` for the scale: logarithmic if the numbers of pairs spread far, except beside that line, which is straight only without.
+    pub fn plot(&self, x_scale: Option<Scale>) -> Plot {
+        let series = self.models.iter().map(|m| Series { name: m.name.clone(), marks: m.marks(self.measure) });
+        let series: Vec<Series> = series.collect();
+        let pairs = || series.iter().flat_map(|s| &s.marks).map(|m| m.x);
+        let (least, most) = (pairs().fold(f64::INFINITY, f64::min), pairs().fold(0.0, f64::max));
+        let far = self.measure == Measure::ExactMatch && most >= 20.0 * least;
+        let settings = [(Setting::Remember, "Remember"), (Setting::Rewrite, "Rewrite")];
+        let reports = || self.models.iter().flat_map(|m| &m.reports);
+        let tasks = settings.iter().filter(|(s, _)| reports().any(|r| r.task == *s)).map(|(_, name)| *name);
+        let all = |n: f64| (n, n);
+        // Points along the way too: over a logarithmic axis the line bends.
+        let reference = (self.measure == Measure::Stored && most > 0.0).then(|| Reference {
+            name: "all of them".into(),
+            points: (0..=100).map(|i| all(least * (most / least).powf(f64::from(i) / 100.0))).collect(),
+        });
+        Plot {
+            title: format!("Associative retrieval: {}", tasks.collect::<Vec<_>>().join(" and ")),
+            x_label: "pairs in the text".into(),
+            y_label: self.measure.label().into(),
+            x_scale: x_scale.unwrap_or(if far { Scale::Log } else { Scale::Linear }),
+            x_ticks: Vec::new(),
+            y_range: (self.measure == Measure::ExactMatch).then_some((0.0, 1.0)),
+            series,
+            reference,
+            guides: self.guides(),
+        }
+    }
+
+    /// The trained lengths, each once: in the colour of its model, or grey where several have it.
+    fn guides(&self) -> Vec<Guide> {
+        let mut guides: Vec<Guide> = Vec::new();
+        for (i, model) in self.models.iter().enumerate() {
+            let Some(n) = model.trained_pairs() else { continue };
+            match guides.iter_mut().find(|g| g.x == n as f64) {
+                Some(shared) => shared.series = None,
+                None => guides.push(Guide { x: n as f64, label: format!("trained on up to {n}"), series: Some(i) }),
+            }
+        }
+        guides
+    }
+
+    /// A table in Markdown: a row for each model, a column for each number of pairs, then how long it was trained and on how much.
+    pub fn table(&self) -> String {
+        let rows: Vec<(&Seeds, Vec<Mark>)> = self.models.iter().map(|m| (m, m.marks(self.measure))).collect();
+        let mut pairs: Vec<f64> = rows.iter().flat_map(|(_, marks)| marks).map(|m| m.x).collect();
+        pairs.sort_by(f64::total_cmp);
+        pairs.dedup();
+        let mut lines = vec![
+            [format!("{} at pairs", self.measure.label())]
+                .into_iter()
+                .chain(pairs.iter().map(f64::to_string))
+                .chain(["trained on up to".into(), "GPU minutes".into(), "seeds".into()])
+                .collect::<Vec<String>>(),
+        ];
+        lines.push(vec!["---".into(); lines[0].len()]);
+        for (model, marks) in rows {
+            let cell = |n: &f64| match marks.iter().find(|m| m.x == *n) {
+                None => NOTHING.into(),
+                Some(Mark { y, spread, .. }) => match spread.map(|(a, b)| (self.measure.text(a), self.measure.text(b))) {
+                    Some((low, high)) if low != high => format!("{} ({low} to {high})", self.measure.text(*y)),
+                    _ => self.measure.text(*y),
+                },
+            };
+            let known = |text: Option<String>| text.unwrap_or_else(|| NOTHING.into());
+            let mut line = vec![model.name.replace('|', "\\|")];
+            line.extend(pairs.iter().map(cell));
+            line.push(known(model.trained_pairs().map(|n| n.to_string())));
+            line.push(known(model.minutes().map(|m| format!("{m:.1}"))));
+            line.push(model.reports.len().to_string());
+            lines.push(line);
+        }
+        lines.iter().map(|cells| format!("| {} |\n", cells.join(" | "))).collect()
+    }
+}
+
+/// An experiment of a folder of results.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experiment {
+    /// Its name, as the README's markers have it.
+    pub name: &'static str,
+    /// Its plots as SVG, and where they go.
+    pub plots: Vec<(PathBuf, String)>,
+    /// Its table in Markdown.
+    pub table: String,
+}
+
+impl Experiment {
+    /// The experiments of a folder of results. Refuses a folder without any, and by its name a file that is no report or one of
+    /// another task.
+    pub fn all(results: &Path) -> Result<Vec<Self>> {
+        let kinds = [
+            (Setting::Remember, "remember", Measure::Stored, "stored-pairs.svg"),
+            (Setting::Rewrite, "rewrite", Measure::ExactMatch, "exact-match.svg"),
+        ];
+        let mut found = Vec::new();
+        for (setting, name, measure, plot) in kinds {
+            found.extend(Self::retrieval(results, setting, name, measure, plot)?);
+        }
+        found.extend(Self::babilong(results)?);
+        if found.is_empty() {
+            let message = "expected reports of `armt eval` (*.json) in remember/, rewrite/ or babilong/, found none";
+            return Err(Error::file(results, message));
+        }
+        Ok(found)
+    }
+
+    fn retrieval(results: &Path, setting: Setting, name: &'static str, measure: Measure, plot: &str) -> Result<Option<Self>> {
+        let folder = results.join(name);
+        let mut reports = Vec::new();
+        for file in reports_in(&folder)? {
+            let report = Report::load(&file)?;
+            if report.task != setting {
+                return Err(Error::file(&file, format!("expected a report of {name}, got one of the other task")));
+            }
+            if report.points.is_empty() {
+                return Err(Error::file(&file, "expected a report with at least one point, got none"));
+            }
+            reports.push((model_of(&file), report));
+        }
+        if reports.is_empty() {
+            return Ok(None);
+        }
+        let mut models = Comparison::of(measure, reports);
+        for model in &mut models.models {
+            if let Some(name) = model.reports.iter().find_map(|r| r.name.clone()) {
+                model.name = name;
+            }
+        }
+        let plot = folder.join(plot);
+        let svg = models.plot(None).svg().map_err(|e| Error::file(&plot, e))?;
+        Ok(Some(Experiment { name, plots: vec![(plot, svg)], table: models.table() }))
+    }
+
+    /// A heat map of each model, `<model>.svg`, and their means over the length, `accuracy.svg`.
+    fn babilong(results: &Path) -> Result<Option<Self>> {
+        let folder = results.join("babilong");
+        let mut reports = Vec::new();
+        for file in reports_in(&folder)? {
+            let name = model_of(&file);
+            let of_task = name.rsplit_once(".qa").filter(|(_, n)| n.parse::<usize>().is_ok());
+            reports.push((of_task.map_or(name.clone(), |(model, _)| model.into()), babilong::Report::load(&file)?));
+        }
+        if reports.is_empty() {
+            return Ok(None);
+        }
+        let mut models =
+            Judged::all(babilong::compare::Measure::default(), reports.clone()).map_err(|e| Error::file(&folder, e))?;
+        let mut plots = Vec::new();
+        for model in &mut models {
+            let plot = folder.join(format!("{}.svg", model.name));
+            if let Some(name) = reports.iter().filter(|(file, _)| *file == model.name).find_map(|(_, r)| r.name.clone()) {
+                model.name = name;
+            }
+            let svg = model.heat_map().svg().map_err(|e| Error::file(&plot, e))?;
+            plots.push((plot, svg));
+        }
+        let plot = folder.join("accuracy.svg");
+        let svg = curves(&models).svg().map_err(|e| Error::file(&plot, e))?;
+        plots.push((plot, svg));
+        Ok(Some(Experiment { name: "babilong", plots, table: table(&models) }))
+    }
+}
+
+/// Draws the plots of each experiment of a folder of results again, and writes their tables into the README where one is named. Gives the
+/// files that were written. Whatever [`Experiment::all`] or [`fill`] refuse is refused before anything is written.
+pub fn regenerate(results: &Path, readme: Option<&Path>) -> Result<Vec<PathBuf>> {
+    let experiments = Experiment::all(results)?;
+    let mut files: Vec<(PathBuf, String)> = experiments.iter().flat_map(|e| e.plots.clone()).collect();
+    if let Some(path) = readme {
+        let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
+        files.push((path.into(), fill(&text, &experiments).map_err(|e| Error::file(path, e))?));
+    }
+    for (path, text) in &files {
+        write_beside(path, text.as_bytes())?;
+    }
+    Ok(files.into_iter().map(|(path, _)| path).collect())
+}
+
+/// The README with each experiment's table between its markers. Refuses one that lacks an experiment's markers, by their name.
+pub fn fill(readme: &str, experiments: &[Experiment]) -> Result<String> {
+    let mut text = readme.to_string();
+    for experiment in experiments {
+        let begin = format!("<!-- results: {} -->", experiment.name);
+        let missing =
+            |line: &str| Error::Argument(format!("expected the line {line} for the table of {}, found none", experiment.name));
+        let from = text.find(&begin).ok_or_else(|| missing(&begin))? + begin.len();
+        let to = from + text[from..].find(END).ok_or_else(|| missing(END))?;
+        if text[from..to].contains("<!-- results:") {
+            return Err(missing(END));
+        }
+        text.replace_range(from..to, &format!("\n\n{}\n", experiment.table));
+    }
+    Ok(text)
+}
+
+/// A folder's JSON files, in the order of their models; none where there is no such folder.
+fn reports_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    if !folder.is_dir() {
+        return Ok(Vec::new());
+    }
+    let io = |source| Error::Io { path: folder.into(), source };
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(io)? {
+        let path = entry.map_err(io)?.path();
+        if path.is_file() && path.extension().is_some_and(|e| e == "json") {
+            files.push(path);
+        }
+    }
+    // By model first: as plain text armt-x.json would come before armt.json.
+    files.sort_by_key(|f| (model_of(f), f.clone()));
+    Ok(files)
+}
+
+/// The model of a report's file: its name without `.json` and `.seed<k>`.
+fn model_of(file: &Path) -> String {
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    match stem.rsplit_once(".seed") {
+        Some((model, seed)) if seed.parse::<u64>().is_ok() => model.into(),
+        _ => stem,
+    }
+}

@@ -1,0 +1,177 @@
+//! Associative retrieval judged: the share of texts whose whole answer is right, over the number of pairs.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use armt::engine::{Tape, Tensor, ops};
+use serde::{Deserialize, Serialize};
+
+use crate::tasks::Example;
+use crate::tasks::capacity::stored_pairs;
+use crate::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
+use armt::files::{read_json, write_json};
+use armt::model::Model;
+use armt::random::Random;
+use armt::schedule::{Backprop, Pass, ScheduleKind};
+use armt::segment::Segment;
+use armt::{Error, Result};
+
+/// How well a model answers about one number of pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Point {
+    /// Pairs of each text.
+    pub pairs: usize,
+    /// Texts that were asked.
+    pub samples: usize,
+    /// Share of the texts whose whole answer was right.
+    pub exact_match: f64,
+    /// Pairs that the memory holds by [`stored_pairs`]; where keys come again, those of different keys.
+    pub stored: f64,
+}
+
+/// What was judged, and how; kept as a JSON file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Report {
+    /// The model's folder.
+    pub model: String,
+    /// What tables and plots call the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Most pairs that it was trained on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trained_pairs: Option<usize>,
+    /// Minutes that its training took, on a GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minutes: Option<f64>,
+    /// The task's setting.
+    pub task: Setting,
+    /// Symbols of a key.
+    pub key_size: usize,
+    /// Symbols of a value.
+    pub value_size: usize,
+    /// Different symbols that there were.
+    #[serde(default = "the_authors_symbols")]
+    pub symbols: usize,
+    /// Texts of each point.
+    pub samples: usize,
+    /// Texts at a time.
+    pub batch: usize,
+    /// Seed of the texts.
+    pub seed: u64,
+    /// Numbers that were computed with.
+    pub dtype: String,
+    /// The curve.
+    pub points: Vec<Point>,
+}
+
+fn the_authors_symbols() -> usize {
+    SYMBOLS
+}
+
+impl Report {
+    /// Writes the report; an error names the file.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        write_json(path, self)
+    }
+
+    /// Reads a report; refuses a file that holds something else.
+    pub fn load(path: &Path) -> Result<Self> {
+        read_json(path, "a report of `armt eval`")
+    }
+}
+
+/// Refuses a model whose segments are not the task's pairs, or whose vocabulary lacks the task's tokens.
+pub fn expect_fits(model: &Model, task: &Retrieval) -> Result<()> {
+    let (pair, segment) = (task.segment_size(), model.config().segment_size);
+    if pair != segment {
+        return Err(Error::Argument(format!(
+            "a pair of a key of {} and a value of {} has {pair} tokens, but the model's segments have {segment}: expected both equal",
+            task.key_size, task.value_size
+        )));
+    }
+    let (vocab, last) = (model.sizes().vocab, crate::tasks::retrieval::EOS);
+    if vocab <= last as usize {
+        return Err(Error::Argument(format!("the task has tokens up to {last}, but the model's vocabulary only {vocab} tokens")));
+    }
+    Ok(())
+}
+
+/// How many texts of the batch have every position that is asked for right, taking the most probable token while the text itself is
+/// read (teacher forcing).
+///
+/// That is the exact match of greedy generation: as long as generated tokens are the answer's, both read the same text and predict the
+/// same next token; at the first that is not, both have failed, whatever comes after. A text that is asked nothing does not count.
+pub fn exact_match(model: &Model, example: &Example, schedule: ScheduleKind) -> Result<usize> {
+    let Example { batch, targets } = example;
+    if targets.next.len() != batch.ids.len() {
+        return Err(Error::Argument(format!("{} targets for {} tokens", targets.next.len(), batch.ids.len())));
+    }
+    let texts = batch.texts;
+    let segments = model.segments(batch)?;
+    let around = model.recurrence().around();
+    let answers = |s: &Segment| targets.asked_rows(around, s.range.clone(), s.pad, batch);
+    let inputs = model.inputs(&segments, texts)?.wanting(|s| !answers(&segments[s]).is_empty());
+    let tape = Tape::off();
+    let (mut asked, mut wrong) = (vec![false; texts], vec![false; texts]);
+    let empty = model.empty(texts)?;
+    let pass = Pass { tape: &tape, inputs: &inputs, backprop: Backprop::default() };
+    schedule.schedule(model.recurrence())?.run(model.recurrence(), pass, &empty, &mut |s, h| {
+        let answers = answers(&segments[s]);
+        let rows: Vec<i32> = answers.iter().map(|(row, _, _)| *row).collect();
+        let ids = Tensor::from_slice(&rows, [rows.len()], model.device())?;
+        let flat = ops::reshape(h, [texts * h.dims()[1], h.dims()[2]])?;
+        let picked = ops::embedding(&flat, &ids)?; // [asked, d]
+        let said = ops::argmax(&model.logits(&tape, &picked)?)?.to_vec::<i32>()?;
+        for ((_, b, target), said) in answers.into_iter().zip(said) {
+            asked[b] = true;
+            wrong[b] |= said != target;
+        }
+        Ok(())
+    })?;
+    Ok(asked.iter().zip(&wrong).filter(|(asked, wrong)| **asked && !**wrong).count())
+}
+
+/// Judges a model on texts of each number of pairs, `samples` of them in batches of `batch`. The texts of a point depend on the seed and
+/// its number of pairs alone.
+///
+/// `each` sees the point at hand after every batch, with the samples so far, and may end the judging; given back are the points that
+/// were finished. Refuses what [`expect_fits`] and [`Retrieval::check`] refuse before any text is read.
+pub fn curve(
+    model: &Model,
+    task: Retrieval,
+    pairs: &[usize],
+    samples: usize,
+    batch: usize,
+    seed: u64,
+    each: &mut dyn FnMut(&Point) -> ControlFlow<()>,
+) -> Result<Vec<Point>> {
+    expect_fits(model, &task)?;
+    pairs.iter().try_for_each(|n| task.check(*n))?;
+    if samples == 0 || batch == 0 {
+        return Err(Error::Argument(format!("expected at least 1 sample in batches of at least 1, got {samples} and {batch}")));
+    }
+    let values = task.values();
+    let mut points = Vec::with_capacity(pairs.len());
+    for &n in pairs {
+        // Hashed, since generators of nearby seeds may be shifts of one another.
+        let mut random = Random::new(Random::new(seed ^ ((n as u64) << 32)).bits());
+        let share = task.different_keys(n) / n as f64;
+        let (mut done, mut right) = (0, 0);
+        while done < samples {
+            let texts = batch.min(samples - done);
+            right += exact_match(model, &task.example(n, texts, &mut random)?, ScheduleKind::Auto)?;
+            done += texts;
+            let exact_match = right as f64 / done as f64;
+            let point = Point { pairs: n, samples: done, exact_match, stored: share * stored_pairs(exact_match, n, values) };
+            if done == samples {
+                points.push(point);
+            }
+            if each(&point).is_break() {
+                return Ok(points);
+            }
+        }
+    }
+    Ok(points)
+}

@@ -1,0 +1,68 @@
+//! Where the data lie: a folder that the user names, or the project's own `data`.
+//!
+//! That is the folder that `ARMT_DATA` names, or else `data` in the working folder or one above it, or in one above the program.
+
+use std::path::{Path, PathBuf};
+
+use armt::{Error, Result};
+
+/// Folders above that are looked into: the program lies in `target/release` of the project, examples and tests one deeper.
+const ABOVE: usize = 4;
+
+/// A kind of data that the project ships.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// bAbI's files.
+    Babi,
+    /// Books to judge on.
+    TestBooks,
+    /// Books to train on, by other authors.
+    TrainBooks,
+    /// GPT-2's byte-level BPE.
+    Bpe,
+}
+
+impl Data {
+    /// Where it is within `data`.
+    pub fn folder(self) -> &'static str {
+        match self {
+            Data::Babi => "babi",
+            Data::TestBooks => "books/test",
+            Data::TrainBooks => "books/train",
+            Data::Bpe => "gpt2",
+        }
+    }
+}
+
+/// Names the project's `data` where it lies elsewhere.
+const VARIABLE: &str = "ARMT_DATA";
+
+/// The folder that is given, or else the shipped one. One that is not there is an error that says where it was looked for.
+pub fn find_data(data: Data, given: Option<&Path>) -> Result<PathBuf> {
+    if let Some(given) = given {
+        if given.is_dir() {
+            return Ok(given.into());
+        }
+        let found = if given.exists() { "a file" } else { "nothing" };
+        return Err(Error::file(given, format!("expected a folder, found {found}")));
+    }
+    let within = |data_folder: &Path| data_folder.join(data.folder());
+    if let Some(named) = std::env::var_os(VARIABLE) {
+        let folder = within(Path::new(&named));
+        let missing = || Error::file(&folder, format!("expected the project's data, as {VARIABLE} says, found nothing"));
+        return if folder.is_dir() { Ok(folder) } else { Err(missing()) };
+    }
+    let (working, program) = (std::env::current_dir().ok(), std::env::current_exe().ok());
+    let above = |path: &Option<PathBuf>, skip: usize| -> Vec<PathBuf> {
+        path.iter().flat_map(|p| p.ancestors().skip(skip)).take(ABOVE).map(Path::to_path_buf).collect()
+    };
+    let mut looked = Vec::new();
+    for root in above(&working, 0).into_iter().chain(above(&program, 1)) {
+        let folder = within(&root.join("data"));
+        if folder.is_dir() {
+            return Ok(folder);
+        }
+        looked.push(folder.display().to_string());
+    }
+    Err(Error::Argument(format!("expected the project's folder data/{}, looked for {}", data.folder(), looked.join(", "))))
+}

@@ -1,0 +1,73 @@
+//! What a stage of training is made of, whatever its task.
+
+use super::Example;
+use super::retrieval::Retrieval;
+use crate::tasks::capacity::stored_pairs;
+use armt::Result;
+use armt::random::Random;
+
+/// Different lengths that texts of a varying number of pairs have.
+const LENGTHS: usize = 25;
+
+/// Batches to learn from, and texts to be judged on. Equal generators give equal texts.
+pub trait Lessons: Send + Sync {
+    /// What the stage is about, in a few words: "50 pairs".
+    fn name(&self) -> String;
+
+    /// Its sizes by name, for logs.
+    fn sizes(&self) -> Vec<(&'static str, usize)>;
+
+    /// A batch to learn from.
+    fn lesson(&self, random: &mut Random) -> Result<Example>;
+
+    /// So many texts with one question each.
+    fn exam(&self, texts: usize, random: &mut Random) -> Result<Example>;
+
+    /// What else follows from a share of right answers, by name.
+    fn figures(&self, _exact_match: f64) -> Vec<(&'static str, f64)> {
+        Vec::new()
+    }
+}
+
+/// Associative retrieval with up to so many pairs.
+#[derive(Clone, Copy, Debug)]
+pub struct RetrievalLessons {
+    /// The task.
+    pub task: Retrieval,
+    /// Pairs of a text.
+    pub pairs: usize,
+    /// Questions after them, in training.
+    pub questions: usize,
+    /// Texts of a batch.
+    pub batch: usize,
+    /// Whether each batch has a random number of pairs, up to `pairs`.
+    pub vary: bool,
+}
+
+impl Lessons for RetrievalLessons {
+    fn name(&self) -> String {
+        format!("{} pair{}", self.pairs, if self.pairs == 1 { "" } else { "s" })
+    }
+
+    fn sizes(&self) -> Vec<(&'static str, usize)> {
+        vec![("pairs", self.pairs)]
+    }
+
+    fn lesson(&self, random: &mut Random) -> Result<Example> {
+        let pairs = if self.vary { some_of(self.pairs, random) } else { self.pairs };
+        self.task.lesson(pairs, self.questions, self.batch, random)
+    }
+
+    fn exam(&self, texts: usize, random: &mut Random) -> Result<Example> {
+        self.task.example(self.pairs, texts, random)
+    }
+
+    fn figures(&self, exact_match: f64) -> Vec<(&'static str, f64)> {
+        vec![("stored", stored_pairs(exact_match, self.pairs, self.task.values()))]
+    }
+}
+
+/// A random number up to `most`. Of large ones there are only so many: a step is recorded once for each.
+pub(super) fn some_of(most: usize, random: &mut Random) -> usize {
+    (1 + random.below(most)).next_multiple_of(most.div_ceil(LENGTHS)).min(most)
+}

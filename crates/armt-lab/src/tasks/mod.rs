@@ -1,0 +1,19 @@
+//! What models are trained and judged on.
+
+pub mod babi;
+pub mod babilong;
+pub mod capacity;
+pub mod lessons;
+pub mod retrieval;
+
+use armt::recurrence::Targets;
+use armt::segment::Batch;
+
+/// A batch of a task: texts, and what their positions should predict.
+#[derive(Clone, Debug)]
+pub struct Example {
+    /// The texts.
+    pub batch: Batch,
+    /// What is asked.
+    pub targets: Targets,
+}

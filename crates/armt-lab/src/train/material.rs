@@ -1,0 +1,110 @@
+//! What the stages of a recipe draw their texts from, opened once for a run.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::origin::Origin;
+use super::recipe::{Recipe, Stage, TaskKind, TaskRecipe};
+use crate::tasks::babilong::{Babilong, BabilongLessons, Books, Data, find_data, vocabulary};
+use crate::tasks::lessons::{Lessons, RetrievalLessons};
+use crate::tasks::retrieval;
+use armt::text::Tokenizer;
+use armt::{Error, Result};
+
+/// One number of a small vocabulary in so many is for the tokens that it does not keep.
+const HASHED: usize = 32;
+
+/// Nothing, where texts are made of symbols; or books with a tokenizer.
+pub enum Material {
+    /// Associative retrieval.
+    Symbols,
+    /// BABILong.
+    Books(Arc<Babilong>),
+}
+
+impl Material {
+    /// Opens what a recipe needs, for the model that it begins from where it does. A folder that is missing is an error that says where
+    /// it was looked for; tokens that the model does not have are one too.
+    pub fn open(recipe: &Recipe, origin: Option<&Origin>) -> Result<Self> {
+        let task = &recipe.task;
+        if task.setting != TaskKind::Babilong {
+            let rows = origin.map_or(retrieval::VOCAB, |o| o.vocab());
+            return if retrieval::EOS as usize >= rows {
+                Err(Error::config("model.from", &format!("a model of more than {} tokens", retrieval::EOS), rows))
+            } else {
+                Ok(Material::Symbols)
+            };
+        }
+        let (bpe, tokenizer) = tokenizer(task, origin.map(Origin::path))?;
+        if let Some(origin) = origin {
+            tokenizer.expect_fits(origin.vocab(), &bpe)?;
+        }
+        let folder = find_data(Data::TrainBooks, task.books.as_deref())?;
+        let mut books = Books::open(&folder, Arc::new(tokenizer))?;
+        if let Some(size) = task.vocabulary {
+            let stories = find_data(Data::Babi, None)?;
+            let small = vocabulary(&books, &stories, &[recipe.question()?], size, size.div_ceil(HASHED))?;
+            books = Books::open(&folder, Arc::new(self::tokenizer(task, None)?.1.with_vocabulary(small)?))?;
+        }
+        Ok(Material::Books(Arc::new(Babilong::new(Arc::new(books))?)))
+    }
+
+    /// Tokens of a model for it.
+    pub fn vocabulary(&self) -> usize {
+        match self {
+            Material::Symbols => retrieval::VOCAB,
+            Material::Books(babilong) => babilong.tokenizer().vocabulary(),
+        }
+    }
+
+    /// The token that ends an answer.
+    pub fn end_token(&self) -> i32 {
+        match self {
+            Material::Symbols => retrieval::EOS,
+            Material::Books(babilong) => babilong.end_token(),
+        }
+    }
+
+    /// What a model needs beside its weights to be asked in words.
+    pub fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
+        match self {
+            Material::Symbols => None,
+            Material::Books(babilong) => Some(babilong.tokenizer()),
+        }
+    }
+
+    /// A stage's texts. Sizes that do not fit together are an error.
+    pub fn lessons(&self, recipe: &Recipe, stage: &Stage) -> Result<Box<dyn Lessons>> {
+        let Stage { questions, batch, vary, .. } = *stage;
+        Ok(match self {
+            Material::Symbols => {
+                let (task, pairs) = recipe.retrieval(stage)?;
+                Box::new(RetrievalLessons { task, pairs, questions, batch, vary })
+            }
+            Material::Books(babilong) => {
+                let [segment, segments] = [stage.segment, stage.segments].map(Option::unwrap_or_default);
+                let (task, facts) = (recipe.question()?, stage.facts.unwrap_or(FACTS));
+                let (babilong, aligned, direct) = (babilong.clone(), stage.aligned, stage.direct);
+                let lessons = BabilongLessons { babilong, task, segment, segments, facts, questions, aligned, direct, batch, vary };
+                lessons.check()?;
+                Box::new(lessons)
+            }
+        })
+    }
+}
+
+/// The tokenizer that a task names, or else that of the model to begin from, or else GPT-2's; and its folder.
+fn tokenizer(task: &TaskRecipe, model: Option<&Path>) -> Result<(PathBuf, Tokenizer)> {
+    if let (None, Some(model)) = (&task.bpe, model)
+        && let Some(own) = Tokenizer::find(model)?
+    {
+        return Ok((model.into(), own));
+    }
+    let folder = find_data(Data::Bpe, task.bpe.as_deref())?;
+    let found = Tokenizer::find(&folder)?;
+    let tokenizer = found.ok_or_else(|| Error::file(&folder, "expected a tokenizer in this folder, found none"))?;
+    Ok((folder, tokenizer))
+}
+
+/// Facts of a story where a stage does not say: as many as those of qa1 have.
+const FACTS: usize = 10;

@@ -1,0 +1,94 @@
+//! The model folder that a run begins from: `model.from` of a recipe.
+//!
+//! Its backbone and memory are the run's; only the segments are the stages' own. A run that is resumed has all of that in its latest
+//! checkpoint and does not need the folder any more.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use armt::config::Config;
+use armt::memory::MemoryConfig;
+use armt::weights::Tensors;
+use armt::{Error, Result};
+
+/// A model folder whose configuration was read and checked.
+#[derive(Debug)]
+pub struct Origin {
+    path: PathBuf,
+    config: Config,
+    vocab: usize,
+}
+
+impl Origin {
+    /// Opens a model folder as `armt convert` writes it, or a run's folder, of which its best model is taken. A folder without a model, a
+    /// backbone without a memory around it, and a model with another memory than the recipe's, if that has one, are refused.
+    pub fn open(folder: &Path, memory: Option<&MemoryConfig>) -> Result<Self> {
+        let path = best_of(folder);
+        expect_wrapped(&path)?;
+        let config = Config::load(&path)?;
+        let checked = armt::recurrence::check(&config).and_then(|()| config.vocab());
+        let vocab = checked.map_err(|e| Error::file(&path.join("config.json"), e))?;
+        if let Some(memory) = memory {
+            expect_same(memory, &config.memory, &path)?;
+        }
+        Ok(Origin { path, config, vocab })
+    }
+
+    /// The folder of the model.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Tokens of the model.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    /// The model's weights.
+    pub fn weights(&self) -> Result<Tensors> {
+        Tensors::open(&self.path)
+    }
+}
+
+/// The folder of a run's best model, or the folder itself.
+pub(super) fn best_of(folder: &Path) -> PathBuf {
+    let best = folder.join("best");
+    if best.is_dir() { best } else { folder.into() }
+}
+
+fn expect_wrapped(folder: &Path) -> Result<()> {
+    let path = folder.join("config.json");
+    if !path.is_file() {
+        let found = if folder.is_dir() { "a folder without config.json" } else { "nothing" };
+        return Err(Error::file(folder, format!("expected the model to begin from, as `armt convert` writes it, found {found}")));
+    }
+    let text = std::fs::read_to_string(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
+    let value: Value = serde_json::from_str(&text).map_err(|e| Error::file(&path, e))?;
+    match value.get("model_type").and_then(Value::as_str) {
+        Some(kind) if kind != "armt" => {
+            Err(Error::file(&path, format!("expected a model with a memory, got a plain {kind}: `armt convert` gives it one")))
+        }
+        // What else is wrong with it is found when it is read.
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a memory other than the model's by the first key in which they differ.
+fn expect_same(recipe: &MemoryConfig, model: &MemoryConfig, path: &Path) -> Result<()> {
+    if recipe == model {
+        return Ok(());
+    }
+    let (own, other) = (recipe.keys(), model.keys());
+    // Other kinds have other keys, which would say less.
+    let names = ["kind"].into_iter().chain(own.keys().chain(other.keys()).map(String::as_str));
+    let name = names.into_iter().find(|name| own.get(*name) != other.get(*name)).unwrap_or("kind");
+    let shown = |keys: &Map<String, Value>| keys.get(name).map_or("nothing".into(), Value::to_string);
+    let expected = format!("{}, as the model in {} has, or no section [memory]", shown(&other), path.display());
+    Err(Error::config(&format!("memory.{name}"), &expected, shown(&own)))
+}

@@ -1,0 +1,181 @@
+//! One step of training: gradients of all parts of a batch, then the update.
+//!
+//! On CUDA a step of a shape that comes a second time is recorded as a graph, and from then on replayed: only the texts and the optimizer's
+//! few numbers are copied to the device. Graphs of different shapes share their buffers.
+
+use std::collections::HashMap;
+
+use armt::engine::optim::AdamW;
+use armt::engine::{Graph, Tape, Tensor, Workspace, ops};
+
+use crate::tasks::Example;
+use armt::State;
+use armt::model::Model;
+use armt::recurrence::{BatchShape, DeviceBatch, HostBatch, Targets};
+use armt::schedule::{Backprop, ScheduleKind};
+use armt::segment::Batch;
+use armt::state::{Begins, Count};
+use armt::{Error, Result};
+
+/// Rows that are asked come in so many on CUDA, where a step of a new shape takes far longer than a replayed one.
+const ROWS: usize = 64;
+
+/// Makes steps of one model.
+pub struct Stepper<'m> {
+    model: &'m Model,
+    optimizer: AdamW,
+    backprop: Backprop,
+    schedule: ScheduleKind,
+    /// The loss of the last step, f32 `[1]`.
+    loss: Tensor,
+    /// The memory that texts go on from, and the one that they leave.
+    memory: Option<State>,
+    /// By the shapes of a batch's parts, and what they begin from.
+    shapes: HashMap<(Vec<BatchShape>, Begin), Recorded>,
+    // Dropped after the graphs that live in it.
+    workspace: Workspace,
+}
+
+/// What the texts of a step begin from.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Begin {
+    /// An empty memory of their own.
+    Empty,
+    /// The memory that is carried on, which itself is empty at first.
+    Carried { empty: bool },
+}
+
+/// What is kept for steps of one shape.
+struct Recorded {
+    batches: Vec<DeviceBatch>,
+    graph: Option<Graph>,
+}
+
+impl<'m> Stepper<'m> {
+    /// Steps of `model` with an optimizer of its parameters.
+    pub fn new(model: &'m Model, optimizer: AdamW, backprop: Backprop, schedule: ScheduleKind) -> Result<Self> {
+        let device = model.device();
+        let (loss, workspace) = (Tensor::from_slice(&[0f32], [1], device)?, Workspace::new(device));
+        Ok(Stepper { model, optimizer, backprop, schedule, loss, memory: None, shapes: HashMap::new(), workspace })
+    }
+
+    /// The optimizer.
+    pub fn optimizer(&self) -> &AdamW {
+        &self.optimizer
+    }
+
+    /// The memory that the last step of [`Stepper::step_onward`] left, or that [`Stepper::go_on_from`] gave.
+    pub fn memory(&self) -> Option<&State> {
+        self.memory.as_ref()
+    }
+
+    /// Gives the memory that the next texts go on from.
+    pub fn go_on_from(&mut self, memory: &State) -> Result<()> {
+        self.model.expect_state(memory, memory.texts())?;
+        // Recorded steps have the buffers of the one before.
+        self.shapes.retain(|(_, begin), _| *begin == Begin::Empty);
+        self.memory = Some(memory.copied()?);
+        Ok(())
+    }
+
+    /// The next texts of [`Stepper::step_onward`] begin with an empty memory.
+    pub fn begin_anew(&mut self) -> Result<()> {
+        let Some(memory) = self.memory.take() else { return Ok(()) };
+        // In place: recorded steps have these buffers.
+        let empty = self.model.empty(memory.texts())?;
+        memory.overwrite(&empty)?;
+        self.memory = Some(memory.with_counts(empty.counts().to_vec()));
+        Ok(())
+    }
+
+    /// One step on a batch that is computed in `parts` equal parts, with learning rate `rate`. Gives the mean loss, after the update: one
+    /// that is not finite has spoiled the parameters.
+    pub fn step(&mut self, example: &Example, parts: usize, rate: f32) -> Result<f32> {
+        self.make(example, parts, rate, Begin::Empty)
+    }
+
+    /// One step on texts that go on from the memory that the texts of the last such step left, as far as values go: no gradient goes back
+    /// there. So a model meets the memory of a million segments without reading them in one step. Only a state that has its tensors from
+    /// the start can be so taken on, and the batch must stay the same.
+    pub fn step_onward(&mut self, example: &Example, rate: f32) -> Result<f32> {
+        let batch = example.batch.texts;
+        if self.memory.is_none() {
+            let empty = self.model.empty(batch)?;
+            if self.model.recurrence().layout().begins != Begins::Zero {
+                let kind = empty.kind();
+                return Err(Error::Unsupported(format!("a state of kind {kind} cannot be carried from text to text in training")));
+            }
+            self.memory = Some(empty);
+        }
+        self.memory.iter().try_for_each(|memory| self.model.expect_state(memory, batch))?;
+        let empty = self.memory.as_ref().is_some_and(State::is_empty);
+        let loss = self.make(example, 1, rate, Begin::Carried { empty })?;
+        if let Some(memory) = self.memory.take() {
+            let tokens = example.batch.tokens();
+            let segments = tokens.div_ceil(self.model.config().segment_size);
+            let counts = memory.counts_after(Count { tokens: tokens as u64, segments: segments as u64 });
+            self.memory = Some(memory.with_counts(counts));
+        }
+        Ok(loss)
+    }
+
+    fn make(&mut self, example: &Example, parts: usize, rate: f32, begin: Begin) -> Result<f32> {
+        let hosts = (0..parts).map(|part| {
+            let (batch, targets) = slice(example, part, parts);
+            let host = self.model.host_batch(&batch, &targets)?;
+            Ok(if self.model.device().is_cuda() { host.rounded(ROWS) } else { host })
+        });
+        let hosts = hosts.collect::<Result<Vec<_>>>()?;
+        let key = (hosts.iter().map(HostBatch::shape).collect::<Vec<_>>(), begin);
+        let memory = self.memory.as_ref().filter(|_| begin != Begin::Empty);
+        self.optimizer.prepare(rate)?;
+        let shape = match self.shapes.remove(&key) {
+            None => {
+                let batches = hosts.iter().map(|host| self.model.device_batch(host)).collect::<Result<_>>()?;
+                Recorded { batches, graph: None }
+            }
+            Some(mut shape) => {
+                shape.batches.iter().zip(&hosts).try_for_each(|(batch, host)| batch.fill(host))?;
+                if self.model.device().is_cuda() && shape.graph.is_none() && self.model.recurrence().has_fixed_steps() {
+                    let body = || self.body(&shape.batches, memory).map_err(Error::into_engine);
+                    shape.graph = Some(self.workspace.record(body)?.0);
+                }
+                shape
+            }
+        };
+        match &shape.graph {
+            Some(graph) => graph.replay()?,
+            None => self.workspace.run(|| self.body(&shape.batches, memory).map_err(Error::into_engine))?,
+        }
+        self.shapes.insert(key, shape);
+        Ok(self.loss.item()?)
+    }
+
+    /// What a step does on the device, from the batches to the updated parameters.
+    fn body(&self, batches: &[DeviceBatch], memory: Option<&State>) -> Result<()> {
+        self.optimizer.zero_grad()?;
+        self.loss.fill_zero()?;
+        let share = 1.0 / batches.len() as f32;
+        for batch in batches {
+            let tape = Tape::new();
+            // The way back needs the memory that the step began from, so it gets a copy of its own.
+            let state = memory.map_or_else(|| self.model.empty(batch.inputs.texts()), State::copied)?;
+            let (loss, after) = self.model.batch_loss(&tape, batch, &state, self.schedule, self.backprop)?;
+            // Before the way back, which may unwind it in place.
+            memory.map_or(Ok(()), |memory| memory.overwrite(&after))?;
+            let loss = ops::scale(&loss, share)?;
+            tape.backward(&loss)?;
+            self.loss.copy_from(&ops::add(&self.loss, &loss.detach())?)?;
+        }
+        Ok(self.optimizer.apply()?)
+    }
+}
+
+/// Part `part` of `parts` of a batch.
+fn slice(example: &Example, part: usize, parts: usize) -> (Batch, Targets) {
+    let Batch { ids, texts, mask } = &example.batch;
+    let (rows, width) = (texts / parts, ids.len() / texts);
+    let range = part * rows * width..(part + 1) * rows * width;
+    let batch = Batch { ids: ids[range.clone()].to_vec(), texts: rows, mask: mask.as_ref().map(|m| m[range.clone()].to_vec()) };
+    (batch, Targets { next: example.targets.next[range].to_vec() })
+}

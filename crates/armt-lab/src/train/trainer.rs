@@ -1,0 +1,383 @@
+//! The training loop: full back-propagation through all segments, a curriculum of stages, validation, checkpoints.
+//!
+//! Everything random comes from the recipe's seed, the stage and the step alone, so a run that was interrupted and resumed gives the numbers
+//! of an unbroken one. Batches are drawn ahead on a thread of their own. Each stage has a fresh optimizer and schedule and goes on from
+//! the best weights of the stage before, as in the authors' scripts.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Instant;
+
+use armt::engine::optim::{AdamW, Group};
+use armt::engine::{DType, Device, Param};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::material::Material;
+use super::origin::{Origin, best_of};
+use super::recipe::{EvalRecipe, ModelRecipe, Recipe, Stage};
+use super::run_folder::RunFolder;
+use super::step::Stepper;
+use super::tensorboard::EventWriter;
+use crate::eval::retrieval::exact_match;
+use crate::tasks::Example;
+use crate::tasks::lessons::Lessons;
+use armt::model::Model;
+use armt::random::Random;
+use armt::schedule::ScheduleKind;
+use armt::weights::Tensors;
+use armt::{Error, Result};
+
+/// Batches that wait for the device.
+const AHEAD: usize = 4;
+/// A loss above this is no learning any more.
+const EXPLODED: f32 = 1e4;
+
+/// How far a run has come: what `state.json` holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Progress {
+    /// Stage, from 0.
+    pub stage: usize,
+    /// Steps of this stage.
+    pub step: u64,
+    /// Steps of all stages.
+    pub total: u64,
+    /// Best exact match of this stage.
+    pub best: f64,
+    /// Validations since then.
+    pub waited: u64,
+}
+
+/// What a run tells as it goes.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// A step was made.
+    Step {
+        /// How far the run is.
+        progress: Progress,
+        /// Steps that the stage may have.
+        steps: u64,
+        /// What the stage is about.
+        stage: &'a str,
+        /// The batch's loss.
+        loss: f32,
+        /// Tokens of the batch.
+        tokens: usize,
+        /// How long it took, without waiting for its batch.
+        seconds: f64,
+    },
+    /// A validation was made.
+    Validation {
+        /// How far the run is.
+        progress: Progress,
+        /// What the stage is about.
+        stage: &'a str,
+        /// Share of texts answered exactly.
+        exact_match: f64,
+    },
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Ending {
+    /// All stages are done.
+    Finished {
+        /// Best exact match of the last stage.
+        exact_match: f64,
+    },
+    /// It was asked to stop; everything is saved.
+    Stopped,
+}
+
+/// Runs a recipe in a folder, from its start or from where the folder is. `each` hears everything and may stop the run.
+///
+/// A loss that is not finite, or explodes, is an error with the step and the last good checkpoint.
+pub fn train(
+    recipe: &Recipe,
+    folder: &mut RunFolder,
+    resume: bool,
+    (dtype, device): (DType, &Device),
+    each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
+) -> Result<Ending> {
+    let origin = match &recipe.model {
+        ModelRecipe::Fresh(_) => None,
+        // A checkpoint has what was taken from the folder, which may be gone by now.
+        ModelRecipe::From(_) if resume => Some(Origin::open(&folder.last_folder(), recipe.memory.as_ref())?),
+        ModelRecipe::From(from) => Some(Origin::open(from, recipe.memory.as_ref())?),
+    };
+    let material = Material::open(recipe, origin.as_ref())?;
+    let fresh = || recipe.fresh(material.vocabulary(), material.end_token());
+    let configs = recipe.configs(&origin.as_ref().map_or_else(fresh, |o| Ok(o.config().clone()))?)?;
+    let mut weights = match &origin {
+        _ if resume => Some(Tensors::open(&folder.last_folder())?),
+        Some(origin) => Some(origin.weights()?),
+        None => None,
+    };
+    let mut events = EventWriter::create(folder.path())?;
+    let mut progress = if resume { folder.load_state::<Progress>()? } else { Progress::default() };
+    folder.truncate_log(progress.total)?;
+    events.resume_after(progress.total)?;
+    folder.keep_tokenizer(material.tokenizer());
+    device.reset_peak();
+    while let Some(stage) = recipe.stages.get(progress.stage) {
+        let (stage, config) = (stage.get_ref(), configs[progress.stage].clone());
+        let model = match weights.take() {
+            Some(weights) => {
+                let model = Model::blank(config, dtype, device)?;
+                model.set_weights(&weights)?;
+                model
+            }
+            None => Model::fresh(config, recipe.seed, dtype, device)?,
+        };
+        let mut optimizer = optimizer(recipe, &model)?;
+        if progress.total == 0 {
+            // So that a run that dies early can be resumed too.
+            folder.save_last(&model, &optimizer, None, &progress)?;
+        } else if progress.step > 0 {
+            optimizer.restore(&folder.last_folder().join("optimizer.safetensors"))?;
+        }
+        let mut stepper = Stepper::new(&model, optimizer, recipe.backprop, ScheduleKind::Auto)?;
+        if progress.step > 0
+            && let Some(memory) = folder.load_memory(&model)?
+        {
+            stepper.go_on_from(&memory)?;
+        }
+        let lessons = material.lessons(recipe, stage)?;
+        let name = lessons.name();
+        let (lessons, name, events) = (&*lessons, name.as_str(), &mut events);
+        let mut run = StageRun { recipe, stage, lessons, name, model: &model, stepper, folder, events };
+        if run.go(&mut progress, each)?.is_break() {
+            return Ok(Ending::Stopped);
+        }
+        // The next stage goes on from the best weights of this one.
+        let best = Tensors::open(&folder.best_folder())?;
+        let exact_match = progress.best;
+        progress = Progress { stage: progress.stage + 1, total: progress.total, ..Progress::default() };
+        if progress.stage == recipe.stages.len() {
+            return Ok(Ending::Finished { exact_match });
+        }
+        model.set_weights(&best)?;
+        folder.save_last(&model, &self::optimizer(recipe, &model)?, None, &progress)?;
+        weights = Some(best);
+    }
+    Ok(Ending::Finished { exact_match: progress.best })
+}
+
+fn optimizer(recipe: &Recipe, model: &Model) -> Result<AdamW> {
+    let params: Vec<Param> = model.params().into_iter().cloned().collect();
+    let group = Group { params, weight_decay: recipe.optimizer.weight_decay, rate: 1.0 };
+    Ok(AdamW::new(vec![group], recipe.settings())?)
+}
+
+/// A seed for one purpose at one place of a run.
+fn seed(recipe: &Recipe, purpose: u64, stage: usize, step: u64) -> Random {
+    let mut random = Random::new(recipe.seed ^ (purpose << 56) ^ ((stage as u64) << 40) ^ step.wrapping_mul(0x9e37_79b9));
+    Random::new(random.bits())
+}
+
+struct StageRun<'a> {
+    recipe: &'a Recipe,
+    stage: &'a Stage,
+    lessons: &'a dyn Lessons,
+    name: &'a str,
+    model: &'a Model,
+    stepper: Stepper<'a>,
+    folder: &'a mut RunFolder,
+    events: &'a mut EventWriter,
+}
+
+impl StageRun<'_> {
+    /// Runs the stage to its end, or to a break.
+    fn go(&mut self, progress: &mut Progress, each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>) -> Result<ControlFlow<()>> {
+        let (recipe, lessons, number) = (self.recipe, self.lessons, progress.stage);
+        let (from, to) = (progress.step, self.stage.steps);
+        let (sender, examples) = sync_channel(AHEAD);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for step in from..to {
+                    if sender.send(lessons.lesson(&mut seed(recipe, 1, number, step))).is_err() {
+                        return;
+                    }
+                }
+            });
+            // The receiver is dropped inside, which ends the thread.
+            self.steps(progress, examples, each)
+        })
+    }
+
+    fn steps(
+        &mut self,
+        progress: &mut Progress,
+        examples: Receiver<Result<Example>>,
+        each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
+        let schedule = self.recipe.schedule(self.stage);
+        let start = Instant::now();
+        let mut tokens_done = 0;
+        for example in examples {
+            let example = example?;
+            let rate = schedule.rate(progress.step);
+            let step_start = Instant::now();
+            let loss = self.step(progress, &example, rate)?;
+            // The loss is read back, so the device has done all of it.
+            let seconds = step_start.elapsed().as_secs_f64();
+            if !loss.is_finite() || loss > EXPLODED {
+                let last = self.folder.last_folder().display().to_string();
+                return Err(Error::Argument(format!(
+                    "the loss is {loss} at step {} of stage {} (rate {rate:e}, norm of the gradient {:.3e}); the last good checkpoint is {last}",
+                    progress.step + 1,
+                    progress.stage + 1,
+                    self.gradient_norm()?,
+                )));
+            }
+            progress.step += 1;
+            progress.total += 1;
+            let tokens = example.batch.ids.len();
+            tokens_done += tokens;
+            let speed = tokens_done as f64 / start.elapsed().as_secs_f64();
+            let own = json!({
+                "loss": loss, "lr": rate, "tokens_per_second": speed.round(), "tokens": tokens, "step_ms": (1e4 * seconds).round() / 10.0,
+                "peak_bytes": self.model.device().pool_stats().peak_bytes,
+            });
+            self.log(progress, own)?;
+            self.events
+                .scalars(progress.total, &[("train/loss", loss), ("train/lr", rate), ("train/tokens_per_second", speed as f32)])?;
+            let steps = self.stage.steps;
+            let heard = each(&Event::Step { progress: *progress, steps, stage: self.name, loss, tokens, seconds });
+            let last = progress.step == steps;
+            let mut done = last;
+            if last || progress.step.is_multiple_of(self.recipe.eval.every) {
+                done |= self.validate(progress, each)?;
+            }
+            if heard.is_break() {
+                self.save(progress)?;
+                return Ok(ControlFlow::Break(()));
+            }
+            if done {
+                return Ok(ControlFlow::Continue(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// One step; where memories are carried on, from the memory of the step before or from an empty one.
+    fn step(&mut self, progress: &Progress, example: &Example, rate: f32) -> Result<f32> {
+        if self.stage.carry == 0.0 {
+            return self.stepper.step(example, self.stage.accumulate, rate);
+        }
+        if seed(self.recipe, 3, progress.stage, progress.step).uniform() >= self.stage.carry {
+            self.stepper.begin_anew()?;
+        }
+        self.stepper.step_onward(example, rate)
+    }
+
+    fn gradient_norm(&self) -> Result<f64> {
+        let mut sum = 0.0;
+        for p in self.model.params() {
+            sum += p.grad().to_vec::<f32>()?.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>();
+        }
+        Ok(sum.sqrt())
+    }
+
+    /// Judges the model, keeps it if it is the best so far, and says whether the stage is over.
+    fn validate(&mut self, progress: &mut Progress, each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>) -> Result<bool> {
+        let EvalRecipe { samples, batch, .. } = self.recipe.eval;
+        let mut random = seed(self.recipe, 2, progress.stage, 0);
+        let mut right = 0;
+        for from in (0..samples).step_by(batch) {
+            let example = self.lessons.exam(batch.min(samples - from), &mut random)?;
+            right += exact_match(self.model, &example, ScheduleKind::Auto)?;
+        }
+        let exact = right as f64 / samples as f64;
+        let figures: Vec<(&str, f64)> = [("exact_match", exact)].into_iter().chain(self.lessons.figures(exact)).collect();
+        self.log(progress, figures.iter().map(|(name, value)| (name.to_string(), json!(value))).collect::<Map<_, _>>().into())?;
+        let names: Vec<String> = figures.iter().map(|(name, _)| format!("valid/{name}")).collect();
+        let scalars: Vec<(&str, f32)> =
+            names.iter().zip(&figures).map(|(name, (_, value))| (name.as_str(), *value as f32)).collect();
+        self.events.scalars(progress.total, &scalars)?;
+        // Nothing is better than 1: a stage that goes on after it is meant to.
+        progress.waited = if exact > progress.best || exact == 1.0 { 0 } else { progress.waited + 1 };
+        // Of equals the later one is kept: it has seen more.
+        if exact >= progress.best {
+            progress.best = exact;
+            self.folder.save_best(self.model)?;
+        }
+        self.save(progress)?;
+        // A stop that is asked for here is heard again at the next step.
+        let _ = each(&Event::Validation { progress: *progress, stage: self.name, exact_match: exact });
+        let patience = self.stage.patience.unwrap_or(self.recipe.eval.patience);
+        Ok(exact >= self.stage.until || (patience > 0 && progress.waited >= patience))
+    }
+
+    /// A line of the log: where the run is, the stage's sizes, and `own`.
+    fn log(&mut self, progress: &Progress, own: Value) -> Result<()> {
+        let mut line = Map::from_iter([("step".into(), json!(progress.total)), ("stage".into(), json!(progress.stage + 1))]);
+        line.extend(self.lessons.sizes().into_iter().map(|(name, size)| (name.into(), json!(size))));
+        if let Value::Object(own) = own {
+            line.extend(own);
+        }
+        self.folder.log(&line.into())
+    }
+
+    fn save(&self, progress: &Progress) -> Result<()> {
+        self.folder.save_last(self.model, self.stepper.optimizer(), self.stepper.memory(), progress)
+    }
+}
+
+/// The model of a run folder that did best, or of a model folder.
+pub fn best_model(path: &Path, dtype: DType, device: &Device) -> Result<Model> {
+    Model::load(&best_of(path), dtype, device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use armt::engine::Tape;
+
+    /// Of any family, stored in f32 or bf16, a model's first loss in training is the loss that it has when it is asked.
+    #[test]
+    fn training_begins_with_the_loss_of_the_model_it_begins_from() {
+        let families = [
+            json!({"model_type": "gpt2", "vocab_size": 128, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}),
+            json!({"model_type": "gpt_neox", "vocab_size": 130, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2,
+                "num_attention_heads": 2}),
+            json!({"model_type": "llama", "vocab_size": 128, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+                "num_attention_heads": 4, "num_key_value_heads": 2}),
+        ];
+        for (backbone, stored) in families.into_iter().zip([DType::F32, DType::BF16, DType::BF16]) {
+            let dir = tempfile::tempdir().unwrap();
+            let from = dir.path().join("from");
+            // Large weights, so that no other model has nearly this loss; other segments than the stage's.
+            let mut backbone = backbone.clone();
+            backbone["initializer_range"] = json!(0.3);
+            let memory = json!({"kind": "associative", "tokens": 2, "d_mem": 4});
+            let config = json!({"model_type": "armt", "segment_size": 9, "memory": memory, "backbone": backbone});
+            let fresh = Model::fresh(serde_json::from_value(config).unwrap(), 7, DType::F32, &Device::cpu()).unwrap();
+            fresh.save(&from, stored).unwrap();
+
+            let text = "[task]\nsetting = \"rewrite\"\n[[stage]]\npairs = 3\nbatch = 4\nsteps = 5";
+            let recipe = Recipe::parse(text, &[format!("model.from={}", from.display())]).unwrap();
+            let mut folder = RunFolder::create(&dir.path().join("run")).unwrap();
+            let mut first = None;
+            let ending = train(&recipe, &mut folder, false, (DType::F32, &Device::cpu()), &mut |event| {
+                if let Event::Step { loss, .. } = event {
+                    first = Some(*loss);
+                }
+                ControlFlow::Break(())
+            });
+            assert_eq!(ending.unwrap(), Ending::Stopped);
+
+            let stage = recipe.stages[0].get_ref();
+            let model = Model::blank(recipe.config(stage, fresh.config()), DType::F32, &Device::cpu()).unwrap();
+            model.set_weights(&Tensors::open(&from).unwrap()).unwrap();
+            let lessons = Material::Symbols.lessons(&recipe, stage).unwrap();
+            let Example { batch, targets } = lessons.lesson(&mut seed(&recipe, 1, 0, 0)).unwrap();
+            let empty = model.empty(batch.texts).unwrap();
+            let loss = model.loss(&Tape::new(), &batch, &targets, &empty, ScheduleKind::Sequential, recipe.backprop).unwrap().0;
+            let (first, asked) = (first.unwrap(), loss.item().unwrap());
+            assert!((first - asked).abs() < 1e-5 * asked.abs(), "{first} in training, {asked} asked");
+        }
+    }
+}

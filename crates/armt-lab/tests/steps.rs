@@ -1,0 +1,147 @@
+//! Training steps as [`Stepper`] makes them, against the same steps by hand.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../armt/tests/small/mod.rs"]
+mod small;
+
+use std::sync::Mutex;
+
+use armt::config::Alignment;
+use armt::engine::optim::{AdamW, Group, Settings};
+use armt::engine::{Device, Tape};
+use armt::schedule::{Backprop, ScheduleKind};
+use armt::{Model, recurrence::Targets};
+use armt_lab::tasks::Example;
+use armt_lab::train::Stepper;
+use small::{memories, tokens};
+
+/// One test at a time on the GPU, where there is one: recording a graph notices what other threads do.
+static GPU: Mutex<()> = Mutex::new(());
+
+/// From fixed weights and data, ten training steps. On the GPU where there is one: `cargo test --test steps ten_losses`.
+#[test]
+fn ten_losses_are_the_same_under_every_schedule() {
+    let learner = |device: &Device| -> (Model, AdamW) {
+        let config = small::config("gpt2", 3, memories().remove(0), 4, Alignment::Left);
+        // Small weights, rate and a large eps: otherwise ten steps blow the devices' rounding up to anything (1e-6 in a weight to 5e-2).
+        let model = small::model_of_spread(config, 8, 0.1, device);
+        let params = model.params().into_iter().cloned().collect();
+        let settings = Settings { eps: 1e-3, ..Settings::default() };
+        let optimizer = AdamW::new(vec![Group { params, weight_decay: 0.01, rate: 1.0 }], settings).unwrap();
+        (model, optimizer)
+    };
+    let example = |step: u64| {
+        // Two lengths, each of which comes again.
+        let batch = tokens(3, 14 + 4 * (step as usize % 2), step % 3);
+        let targets = Targets::shifted(&batch.ids, None, 3);
+        Example { batch, targets }
+    };
+    let losses = |device: &Device, schedule: ScheduleKind| -> Vec<f32> {
+        let (model, mut optimizer) = learner(device);
+        let step = |step| {
+            let Example { batch, targets } = example(step);
+            let tape = Tape::new();
+            let state = model.empty(3).unwrap();
+            let (loss, _) = model.loss(&tape, &batch, &targets, &state, schedule, Backprop::default()).unwrap();
+            optimizer.zero_grad().unwrap();
+            tape.backward(&loss).unwrap();
+            optimizer.step(1e-3).unwrap();
+            loss.item().unwrap()
+        };
+        (0..10).map(step).collect()
+    };
+    // On CUDA the second step of a length is recorded, and from there on replayed.
+    let stepped = |device: &Device| -> Vec<f32> {
+        let (model, optimizer) = learner(device);
+        let mut stepper = Stepper::new(&model, optimizer, Backprop::default(), ScheduleKind::Diagonal).unwrap();
+        (0..10).map(|step| stepper.step(&example(step), 1, 1e-3).unwrap()).collect()
+    };
+    assert_eq!(stepped(&Device::cpu()), losses(&Device::cpu(), ScheduleKind::Diagonal));
+    let sequential = losses(&Device::cpu(), ScheduleKind::Sequential);
+    assert!(sequential[9] < sequential[0], "{sequential:?}");
+    let mut others = vec![("cpu diagonal", losses(&Device::cpu(), ScheduleKind::Diagonal))];
+    let _alone = GPU.lock().unwrap();
+    match Device::cuda(0) {
+        Ok(cuda) => {
+            others.push(("cuda diagonal", losses(&cuda, ScheduleKind::Diagonal)));
+            // On CUDA it fills asked positions up to round numbers, so that sums over them come in another order.
+            others.push(("cuda diagonal, replayed", stepped(&cuda)));
+        }
+        Err(why) => println!("not on the GPU: {why}"),
+    }
+    for (name, other) in others {
+        println!("{name}: {other:?}");
+        let most = sequential.iter().zip(&other).map(|(a, b)| (a - b).abs() / a.abs()).fold(0f32, f32::max);
+        println!("{name} differs by at most {most:.1e}");
+        for (a, b) in sequential.iter().zip(&other) {
+            assert!((a - b).abs() < 1e-3 * a.abs(), "{name}: {other:?} instead of {sequential:?}");
+        }
+    }
+}
+
+/// Texts that go on where those before them ended, some that begin anew, two lengths: by hand, and in steps that are recorded and replayed
+/// on a GPU.
+#[test]
+fn texts_go_on_from_the_memory_that_those_before_them_left() {
+    let learner = |device: &Device| {
+        let config = small::config("gpt2", 3, memories().remove(0), 4, Alignment::Left);
+        let model = small::model_of_spread(config, 8, 0.1, device);
+        let settings = Settings { eps: 1e-3, ..Settings::default() };
+        let group = Group { params: model.params().into_iter().cloned().collect(), weight_decay: 0.01, rate: 1.0 };
+        (model, AdamW::new(vec![group], settings).unwrap())
+    };
+    let example = |step: u64| {
+        let batch = tokens(3, 12 + 4 * (step as usize % 2), step);
+        let targets = Targets::shifted(&batch.ids, None, 3);
+        Example { batch, targets }
+    };
+    let onward = |step: u64| step % 5 != 3;
+    for backprop in [Backprop::default(), Backprop { unwind: true, ..Backprop::default() }] {
+        let (model, mut optimizer) = learner(&Device::cpu());
+        let mut memory = model.empty(3).unwrap();
+        let by_hand = (0..12).map(|step| {
+            let (Example { batch, targets }, tape) = (example(step), Tape::new());
+            let state = if onward(step) { memory.clone() } else { model.empty(3).unwrap() };
+            let (loss, after) = model.loss(&tape, &batch, &targets, &state, ScheduleKind::Sequential, Backprop::default()).unwrap();
+            memory = after.detach();
+            optimizer.zero_grad().unwrap();
+            tape.backward(&loss).unwrap();
+            optimizer.step(1e-3).unwrap();
+            loss.item().unwrap()
+        });
+        let by_hand: Vec<f32> = by_hand.collect();
+        let stepped = |device: &Device| -> Vec<f32> {
+            let (model, optimizer) = learner(device);
+            let mut stepper = Stepper::new(&model, optimizer, backprop, ScheduleKind::Auto).unwrap();
+            let step = |step| {
+                if !onward(step) {
+                    stepper.begin_anew()?;
+                }
+                stepper.step_onward(&example(step), 1e-3)
+            };
+            (0..12).map(step).collect::<armt::Result<_>>().unwrap()
+        };
+        let mut others = vec![stepped(&Device::cpu())];
+        let _alone = GPU.lock().unwrap();
+        match Device::cuda(0) {
+            Ok(cuda) => others.push(stepped(&cuda)),
+            Err(why) => println!("not on the GPU: {why}"),
+        }
+        for other in others {
+            for (a, b) in by_hand.iter().zip(&other) {
+                assert!((a - b).abs() < 1e-3 * a.abs(), "{other:?} instead of {by_hand:?}");
+            }
+        }
+        // What was carried matters.
+        let (model, optimizer) = learner(&Device::cpu());
+        let mut stepper = Stepper::new(&model, optimizer, backprop, ScheduleKind::Auto).unwrap();
+        let empty: Vec<f32> = (0..12).map(|step| stepper.step(&example(step), 1, 1e-3).unwrap()).collect();
+        assert!(by_hand.iter().zip(&empty).any(|(a, b)| (a - b).abs() > 1e-3 * a.abs()), "{by_hand:?}, {empty:?}");
+        assert!(stepper.step_onward(&Example { batch: tokens(3, 12, 0), ..example(0) }, 1e-3).is_ok());
+        let other = tokens(2, 12, 0);
+        let targets = Targets::shifted(&other.ids, None, 2);
+        let error = stepper.step_onward(&Example { batch: other, targets }, 1e-3).unwrap_err().to_string();
+        assert!(error.contains("3 text(s) side by side, but 2 came"), "{error}");
+    }
+}

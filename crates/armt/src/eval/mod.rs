@@ -1,9 +1,0 @@
-//! Judging models: exact match, memory capacity, reports and plots.
-
-pub mod babilong;
-pub mod capacity;
-pub mod heat;
-pub mod plot;
-pub mod results;
-pub mod retrieval;
-mod svg;
