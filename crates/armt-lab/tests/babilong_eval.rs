@@ -14,7 +14,8 @@ use armt::engine::Device;
 use armt::generate::Options;
 use armt::segment::Batch;
 use armt::text::Tokenizer;
-use armt::{Error, MemoryState, Model};
+use armt::{MemoryState, Model};
+use armt_lab::Error;
 use armt_lab::eval::babilong::compare::{Judged, Measure, curves, table};
 use armt_lab::eval::babilong::{Answered, Cell, Judge, Progress, Report, Settings, count};
 use armt_lab::eval::results::Experiment;
@@ -158,7 +159,7 @@ fn what_cannot_be_judged_is_refused() {
     assert!(Judge::new(&model(0), &babilong, 0).err().unwrap().to_string().contains("batch"));
     let few = small::model(small::config("gpt2", 2, small::memories().remove(0), SEGMENT, Alignment::Left), 5, &Device::cpu());
     let error = Judge::new(&few, &babilong, 1).err().unwrap().to_string();
-    assert!(error.contains("tokens up to 268, but the model's vocabulary only 23"), "{error}");
+    assert!(error.contains("tokens, up to 268, got one of 23 tokens"), "{error}");
     let model = model(0);
     let mut judge = Judge::new(&model, &babilong, 1).unwrap();
     let error = judge.cell(&stories(3), Length(12), Facts::Told, 1, &mut |_| ControlFlow::Continue(())).err().unwrap().to_string();

@@ -13,6 +13,7 @@ use armt::engine::{Clocks, DType, Device, Param, Tensor, ops};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::error::{Error, Result};
 use crate::tasks::Example;
 use crate::train::Stepper;
 use armt::config::{Alignment, Associative, Config, MemoryConfig, ModelType};
@@ -22,7 +23,6 @@ use armt::random::Random;
 use armt::reader::{Reader, Tokens};
 use armt::schedule::{Backprop, Choice};
 use armt::segment::Batch;
-use armt::{Error, Result};
 
 /// Segments that a reading warms up with, at most: those of several groups.
 const WARM_UP: usize = 640;
@@ -198,10 +198,10 @@ pub fn run(
 ) -> Result<Timing> {
     let Way { repeats, schedule, backprop, accumulate, check } = way;
     if repeats == 0 {
-        return Err(Error::Argument("expected at least one repetition, got 0".into()));
+        return Err(Error::input("repeats", "at least 1", 0));
     }
     if workload.work == Work::Train && (accumulate == 0 || !workload.batch.is_multiple_of(accumulate)) {
-        return Err(Error::Argument(format!("expected parts that divide the batch of {}, got {accumulate}", workload.batch)));
+        return Err(Error::input("accumulate", format!("parts that divide the batch of {}", workload.batch), accumulate));
     }
     let start = Instant::now();
     let model = model(workload, dtype, device)?;

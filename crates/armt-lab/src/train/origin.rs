@@ -5,11 +5,11 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value};
-
 use armt::checkpoint::Tensors;
 use armt::config::{Backbone, Config, MemoryConfig};
-use armt::{Error, Result};
+use serde_json::{Map, Value};
+
+use crate::error::{Error, Result};
 
 /// A model folder whose configuration was read and checked.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl Origin {
 
     /// The model's weights.
     pub fn weights(&self) -> Result<Tensors> {
-        Tensors::open(&self.path)
+        Ok(Tensors::open(&self.path)?)
     }
 }
 

@@ -7,13 +7,13 @@ use std::collections::HashMap;
 
 use armt::engine::optim::AdamW;
 use armt::engine::{Graph, Tape, Tensor, Workspace, ops};
-
-use crate::tasks::Example;
 use armt::memory::{Content, MemoryState};
 use armt::model::{Draft, DraftShape, Lesson, Model, Targets};
 use armt::schedule::{Backprop, Choice};
 use armt::segment::Batch;
-use armt::{Error, Result};
+
+use crate::error::{Error, Result};
+use crate::tasks::Example;
 
 /// Rows that are asked come in so many on CUDA, where a step of a new shape takes far longer than a replayed one.
 const ROWS: usize = 64;
@@ -99,7 +99,10 @@ impl<'m> Stepper<'m> {
         if self.memory.is_none() {
             let empty = MemoryState::empty(self.model, batch)?;
             if !matches!(empty.content, Content::Associative { .. }) {
-                return Err(Error::Argument("only an associative memory can be carried from text to text in training".into()));
+                return Err(Error::unfit(
+                    "an associative memory, which alone can be carried from text to text in training",
+                    "another",
+                ));
             }
             self.memory = Some(empty);
         }
@@ -126,13 +129,13 @@ impl<'m> Stepper<'m> {
         self.optimizer.prepare(rate)?;
         let shape = match self.shapes.remove(&key) {
             None => {
-                let lessons = drafts.iter().map(|draft| Lesson::new(self.model, draft)).collect::<Result<_>>()?;
+                let lessons = drafts.iter().map(|draft| Lesson::new(self.model, draft)).collect::<armt::Result<_>>()?;
                 Shape { lessons, graph: None }
             }
             Some(mut shape) => {
                 shape.lessons.iter().zip(&drafts).try_for_each(|(lesson, draft)| lesson.fill(self.model, draft))?;
                 if self.model.device().is_cuda() && shape.graph.is_none() && self.model.has_fixed_steps() {
-                    let body = || self.body(&shape.lessons, memory).map_err(Error::into_engine);
+                    let body = || self.body(&shape.lessons, memory).map_err(armt::Error::into_engine);
                     shape.graph = Some(self.workspace.record(body)?.0);
                 }
                 shape
@@ -140,14 +143,14 @@ impl<'m> Stepper<'m> {
         };
         match &shape.graph {
             Some(graph) => graph.replay()?,
-            None => self.workspace.run(|| self.body(&shape.lessons, memory).map_err(Error::into_engine))?,
+            None => self.workspace.run(|| self.body(&shape.lessons, memory).map_err(armt::Error::into_engine))?,
         }
         self.shapes.insert(key, shape);
         Ok(self.loss.item()?)
     }
 
     /// What a step does on the device, from the lessons to the updated parameters.
-    fn body(&self, lessons: &[Lesson], memory: Option<&MemoryState>) -> Result<()> {
+    fn body(&self, lessons: &[Lesson], memory: Option<&MemoryState>) -> armt::Result<()> {
         self.optimizer.zero_grad()?;
         self.loss.fill_zero()?;
         let share = 1.0 / lessons.len() as f32;
