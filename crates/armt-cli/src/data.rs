@@ -112,7 +112,7 @@ pub fn run(args: &DataArgs) -> Result<ExitCode> {
         args.write(&babilong, &stories, out, Path::new("standard output"), &stop)
     };
     let tokens = match written {
-        Err(error) if matches!(error.downcast_ref(), Some(armt::Error::Interrupted)) => return Ok(ExitCode::from(130)),
+        Err(error) if matches!(error.downcast_ref(), Some(armt_lab::Error::Interrupted)) => return Ok(ExitCode::from(130)),
         other => other?,
     };
     if to_file {

@@ -205,8 +205,11 @@ fn what_cannot_be_judged_or_drawn_is_refused_with_a_reason() {
     place.good("convert gpt2 model --memory associative --tokens 2 --d-mem 4 --segment 5");
     std::fs::write(place.path("no.json"), "{}").unwrap();
     for (line, message) in [
-        ("eval model --task remember --pairs 257 --device cpu", "257 pairs need as many different keys, but there are only 256"),
-        ("eval model --task remember --key-size 3 --device cpu", "has 6 tokens, but the model's segments have 5"),
+        (
+            "eval model --task remember --pairs 257 --device cpu",
+            "as many as there are different keys, only 256 of 2 of 16 symbols, got 257",
+        ),
+        ("eval model --task remember --key-size 3 --device cpu", "expected a model of segments of 6 tokens"),
         ("eval model --task remember --value-size 3 --device cpu", "no room for a key"),
         ("eval model --task remember --symbols 101 --device cpu", "symbols: expected 2 to 100"),
         ("eval model --task remember --symbols 4 --pairs 17 --device cpu", "only 16 of 2 of 4 symbols"),

@@ -3,18 +3,18 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use armt::Error;
 use armt::text::Tokenizer;
 use armt_lab::tasks::babi::Task;
 use armt_lab::tasks::babilong::{Babilong, Books, Data, Length, Stories, find_data};
+use armt_lab::{Error, Result};
 
-fn main() -> armt::Result<()> {
+fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let length: Length = arguments.next().as_deref().unwrap_or("50M").parse()?;
-    let number = |text: String| text.parse().map_err(|_| Error::Argument(format!("samples: expected a whole number, got {text}")));
+    let number = |text: String| text.parse().map_err(|_| Error::input("samples", "a whole number", text));
     let samples: u64 = arguments.next().map_or(Ok(2), number)?;
     let bpe = find_data(Data::Bpe, None)?;
-    let tokenizer = Tokenizer::find(&bpe)?.ok_or_else(|| Error::Argument(format!("{}: expected a tokenizer", bpe.display())))?;
+    let tokenizer = Tokenizer::find(&bpe)?.ok_or_else(|| Error::file(&bpe, "expected a tokenizer, found none"))?;
     let books = Books::open(&find_data(Data::TestBooks, None)?, Arc::new(tokenizer))?;
     let babilong = Babilong::new(Arc::new(books))?;
     let stories = Stories::simulated(Task::new(2)?, 0)?;

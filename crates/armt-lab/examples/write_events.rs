@@ -9,9 +9,9 @@ fn values(step: u64) -> [(&'static str, f32); 3] {
     [("train/loss", 1.0 / (step + 1) as f32), ("train/rate", -0.5 * step as f32), ("valid/größe", 3.0e38)]
 }
 
-fn main() -> armt::Result<()> {
+fn main() -> armt_lab::Result<()> {
     let Some(folder) = std::env::args().nth(1) else {
-        return Err(armt::Error::Argument("expected a folder to write to, got nothing".into()));
+        return Err(armt_lab::Error::input("folder", "one to write to", "nothing"));
     };
     let mut first = EventWriter::create(Path::new(&folder))?;
     for step in 0..=200 {

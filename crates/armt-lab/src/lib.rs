@@ -4,6 +4,9 @@
 //! Dependencies go up this list only: tasks, eval, train, bench.
 
 pub mod bench;
+mod error;
 pub mod eval;
 pub mod tasks;
 pub mod train;
+
+pub use error::{Error, Result};

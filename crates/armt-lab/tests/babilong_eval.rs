@@ -9,12 +9,13 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
+use armt::Model;
 use armt::config::Alignment;
 use armt::engine::Device;
-use armt::generate::Options;
+use armt::generate::{Options, generate};
 use armt::segment::Batch;
 use armt::text::Tokenizer;
-use armt::{Error, Model, State};
+use armt_lab::Error;
 use armt_lab::eval::babilong::compare::{Judged, Measure, curves, table};
 use armt_lab::eval::babilong::{Answered, Cell, Judge, Progress, Report, Settings, count};
 use armt_lab::eval::results::Experiment;
@@ -58,7 +59,7 @@ fn plainly(model: &Model, babilong: &Babilong, task: usize, length: usize) -> Ve
         let sample = babilong.draw(&stories(task), Length(length), number).unwrap();
         let ids: Vec<i32> = sample.tokens().collect::<Result<_, _>>().unwrap();
         let prompt = Batch { ids, texts: 1, mask: None };
-        let said = model.generate(&prompt, &model.empty(1).unwrap(), &options, &mut |_| {}).unwrap();
+        let said = generate(model, &prompt, &model.empty(1).unwrap(), &options, &mut |_| {}).unwrap();
         let tokens: Vec<i32> = said.tokens[0].iter().copied().take_while(|t| *t != babilong.end_token()).collect();
         babilong.tokenizer().decode(&tokens).unwrap().trim().to_string()
     };
@@ -158,7 +159,7 @@ fn what_cannot_be_judged_is_refused() {
     assert!(Judge::new(&model(0), &babilong, 0).err().unwrap().to_string().contains("batch"));
     let few = small::model(small::config("gpt2", 2, small::memories().remove(0), SEGMENT, Alignment::Left), 5, &Device::cpu());
     let error = Judge::new(&few, &babilong, 1).err().unwrap().to_string();
-    assert!(error.contains("tokens up to 268, but the model's vocabulary only 23"), "{error}");
+    assert!(error.contains("tokens, up to 268, got one of 23 tokens"), "{error}");
     let model = model(0);
     let mut judge = Judge::new(&model, &babilong, 1).unwrap();
     let error = judge.cell(&stories(3), Length(12), Facts::Told, 1, &mut |_| ControlFlow::Continue(())).err().unwrap().to_string();

@@ -55,7 +55,7 @@ fn results() -> tempfile::TempDir {
     place
 }
 
-fn run(place: &Path) -> armt::Result<Vec<String>> {
+fn run(place: &Path) -> armt_lab::Result<Vec<String>> {
     let files = regenerate(&place.join("results"), Some(&place.join("README.md")))?;
     Ok(files.iter().map(|f| f.strip_prefix(place).unwrap().display().to_string()).collect())
 }

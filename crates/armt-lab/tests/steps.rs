@@ -120,7 +120,7 @@ fn texts_go_on_from_the_memory_that_those_before_them_left() {
                 }
                 stepper.step_onward(&example(step), 1e-3)
             };
-            (0..12).map(step).collect::<armt::Result<_>>().unwrap()
+            (0..12).map(step).collect::<armt_lab::Result<_>>().unwrap()
         };
         let mut others = vec![stepped(&Device::cpu())];
         let _alone = GPU.lock().unwrap();

@@ -45,7 +45,7 @@ until = 2.0
 "#;
 
 /// Runs to the end, or until so many steps were made.
-fn run(path: &Path, resume: bool, most: u64, changes: &[String]) -> armt::Result<Ending> {
+fn run(path: &Path, resume: bool, most: u64, changes: &[String]) -> armt_lab::Result<Ending> {
     let recipe = Recipe::parse(RECIPE, changes)?;
     let mut folder = if resume { RunFolder::open(path)? } else { RunFolder::create(path)? };
     train(&recipe, &mut folder, resume, (DType::F32, &Device::cpu()), &mut |event| match event {

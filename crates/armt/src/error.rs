@@ -93,9 +93,6 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// Something that a caller gave does not fit, in words.
-    #[error("{0}")]
-    Argument(String),
     /// A text was cut short because a stop was asked for.
     #[error("stopped before the text's end")]
     Interrupted,

@@ -85,7 +85,7 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     for stories in &stories {
         for length in &lengths {
             match run.cell(&mut judge, stories, *length) {
-                Err(error) if matches!(error.downcast_ref(), Some(armt::Error::Interrupted)) => return run.stopped(),
+                Err(error) if matches!(error.downcast_ref(), Some(armt_lab::Error::Interrupted)) => return run.stopped(),
                 other => other?,
             }
         }

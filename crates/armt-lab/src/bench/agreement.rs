@@ -1,15 +1,15 @@
 //! How far a workload's results are from those of its plain twins: the sequential schedule, and f32.
 
-use armt::engine::{DType, Device, Tape, Tensor};
-use serde::{Deserialize, Serialize};
-
-use super::{Work, Workload, model, reading};
-use armt::Result;
 use armt::State;
+use armt::engine::{DType, Device, Tape, Tensor};
 use armt::model::Model;
 use armt::reader::Reader;
 use armt::schedule::{Backprop, Pass, ScheduleKind};
 use armt::segment::Batch;
+use serde::{Deserialize, Serialize};
+
+use super::{Work, Workload, model, reading};
+use crate::error::Result;
 
 /// Segments that are read for it.
 const SEGMENTS: usize = 64;

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
+use armt::files::{read_json, write_json};
 use serde::{Deserialize, Serialize};
 
 use super::{Timing, Work};
+use crate::error::{Error, Result};
 use crate::eval::plot::{Mark, Plot, Scale, Series};
-use armt::files::{read_json, write_json};
-use armt::{Error, Result};
 
 /// What `armt bench --json` writes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -21,12 +21,12 @@ pub struct Figures {
 impl Figures {
     /// Writes the figures; an error names the file.
     pub fn save(&self, path: &Path) -> Result<()> {
-        write_json(path, self)
+        Ok(write_json(path, self)?)
     }
 
     /// Reads figures; refuses a file that holds something else.
     pub fn load(path: &Path) -> Result<Self> {
-        read_json(path, "figures of `armt bench --json`")
+        Ok(read_json(path, "figures of `armt bench --json`")?)
     }
 }
 
@@ -80,7 +80,7 @@ impl<'f> Growth<'f> {
         let &[size] = sizes.as_slice() else {
             let found: Vec<&str> = sizes.iter().map(|s| s.label()).collect();
             let found = if found.is_empty() { "none".into() } else { found.join(" and ") };
-            return Err(Error::Argument(format!("expected timings that differ in one size, got {found}")));
+            return Err(Error::input("timings", "some that differ in one size", found));
         };
         timings.sort_by_key(|t| size.of(t));
         Ok(Growth { timings, size })

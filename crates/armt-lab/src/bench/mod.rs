@@ -13,16 +13,17 @@ use armt::engine::{Clocks, DType, Device, Param, Tensor, ops};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::error::{Error, Result};
 use crate::tasks::Example;
 use crate::train::Stepper;
+use armt::Model;
 use armt::config::{Alignment, Config, ModelType};
 use armt::memory::{Associative, MemoryConfig};
 use armt::random::Random;
 use armt::reader::{Reader, Tokens};
+use armt::recurrence::Targets;
 use armt::schedule::{Backprop, ScheduleKind};
 use armt::segment::Batch;
-use armt::{Error, Result};
-use armt::{Model, recurrence::Targets};
 
 /// Segments that a reading warms up with, at most: those of several groups.
 const WARM_UP: usize = 640;
@@ -198,10 +199,10 @@ pub fn run(
 ) -> Result<Timing> {
     let Way { repeats, schedule, backprop, accumulate, check } = way;
     if repeats == 0 {
-        return Err(Error::Argument("expected at least one repetition, got 0".into()));
+        return Err(Error::input("repeats", "at least 1", 0));
     }
     if workload.work == Work::Train && (accumulate == 0 || !workload.batch.is_multiple_of(accumulate)) {
-        return Err(Error::Argument(format!("expected parts that divide the batch of {}, got {accumulate}", workload.batch)));
+        return Err(Error::input("accumulate", format!("parts that divide the batch of {}", workload.batch), accumulate));
     }
     let start = Instant::now();
     let model = model(workload, dtype, device)?;

@@ -1,7 +1,7 @@
 //! A table of shares as SVG: a square for each, the darker the more, with its percentage in it. The same table gives the same bytes.
 
 use super::svg::Drawing;
-use armt::{Error, Result};
+use crate::error::{Error, Result};
 
 /// White, and Okabe and Ito's blue darkened: told apart by anyone, and in print.
 const NONE: [f64; 3] = [247.0, 249.0, 251.0];
@@ -28,13 +28,13 @@ impl HeatMap {
     /// The table as an SVG file. Refuses one without rows or columns, a row of another length, and what is no share.
     pub fn svg(&self) -> Result<String> {
         if self.rows.is_empty() || self.columns.is_empty() {
-            return Err(Error::Argument("expected a table with at least one row and column, got none".into()));
+            return Err(Error::input("table", "at least one row and column", "none"));
         }
         if let Some((name, row)) = self.rows.iter().find(|(_, row)| row.len() != self.columns.len()) {
-            return Err(Error::Argument(format!("{name}: expected {} shares, got {}", self.columns.len(), row.len())));
+            return Err(Error::input(name, format!("{} shares", self.columns.len()), row.len()));
         }
         if let Some(bad) = self.rows.iter().flat_map(|(_, row)| row).flatten().find(|s| !(0.0..=1.0).contains(*s)) {
-            return Err(Error::Argument(format!("expected shares from 0 to 1, got {bad}")));
+            return Err(Error::input("table", "shares from 0 to 1", bad));
         }
         // About the width of the letters: there is no font here to measure.
         let longest = self.rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);

@@ -2,7 +2,7 @@
 //! plot gives the same bytes.
 
 use super::svg::Drawing;
-use armt::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Okabe and Ito's colours, which colour-blind readers can tell apart; the marks differ too.
 const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444"];
@@ -249,13 +249,13 @@ impl Plot {
     fn axes(&self) -> Result<(Axis, Axis)> {
         let marks: Vec<&Mark> = self.series.iter().flat_map(|s| &s.marks).collect();
         if marks.is_empty() {
-            return Err(Error::Argument("expected a plot with at least one point, got none".into()));
+            return Err(Error::input("plot", "at least one point", "none"));
         }
         let xs = || marks.iter().map(|m| m.x);
         let ys = || marks.iter().flat_map(|m| [m.y].into_iter().chain(m.spread.into_iter().flat_map(|(low, high)| [low, high])));
         let reference = self.reference.iter().flat_map(|r| &r.points).flat_map(|(px, py)| [*px, *py]);
         if let Some(bad) = xs().chain(ys()).chain(reference).chain(self.guides.iter().map(|g| g.x)).find(|v| !v.is_finite()) {
-            return Err(Error::Argument(format!("expected finite numbers to plot, got {bad}")));
+            return Err(Error::input("plot", "finite numbers", bad));
         }
         let least = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::INFINITY, f64::min);
         let most = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::NEG_INFINITY, f64::max);
@@ -265,11 +265,11 @@ impl Plot {
             Scale::Linear if from > 0.0 && from < 0.2 * to => Axis::linear(0.0, to, (LEFT, RIGHT - 12.0)),
             Scale::Linear => Axis::linear(from, to, (LEFT + 12.0, RIGHT - 12.0)),
             Scale::Log if from > 0.0 => Axis::log(from, to, (LEFT + 12.0, RIGHT - 12.0)),
-            Scale::Log => return Err(Error::Argument(format!("a logarithmic axis needs numbers above 0, got {from}"))),
+            Scale::Log => return Err(Error::input("logarithmic axis", "numbers above 0", from)),
         };
         let y = match self.y_range {
             Some((from, to)) if from < to && from.is_finite() && to.is_finite() => Axis::linear(from, to, (BOTTOM, TOP)),
-            Some((from, to)) => return Err(Error::Argument(format!("expected a y axis from less to more, got {from} to {to}"))),
+            Some((from, to)) => return Err(Error::input("y axis", "from less to more", format!("{from} to {to}"))),
             None => Axis::rounded(least(&mut ys()).min(0.0), most(&mut ys()).max(0.0), (BOTTOM, TOP)),
         };
         Ok((x, y))

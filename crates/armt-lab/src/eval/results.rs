@@ -11,13 +11,14 @@
 
 use std::path::{Path, PathBuf};
 
+use armt::files::write_beside;
+
 use super::babilong;
 use super::babilong::compare::{Judged, curves, table};
 use super::plot::{Guide, Mark, Plot, Reference, Scale, Series};
 use super::retrieval::{Point, Report};
+use crate::error::{Error, Result};
 use crate::tasks::retrieval::Setting;
-use armt::files::write_beside;
-use armt::{Error, Result};
 
 /// The line that ends a table in the README.
 const END: &str = "<!-- end -->";
@@ -296,8 +297,7 @@ pub fn fill(readme: &str, experiments: &[Experiment]) -> Result<String> {
     let mut text = readme.to_string();
     for experiment in experiments {
         let begin = format!("<!-- results: {} -->", experiment.name);
-        let missing =
-            |line: &str| Error::Argument(format!("expected the line {line} for the table of {}, found none", experiment.name));
+        let missing = |line: &str| Error::input(format!("table of {}", experiment.name), format!("the line {line}"), "none");
         let from = text.find(&begin).ok_or_else(|| missing(&begin))? + begin.len();
         let to = from + text[from..].find(END).ok_or_else(|| missing(END))?;
         if text[from..to].contains("<!-- results:") {

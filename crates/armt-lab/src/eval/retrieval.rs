@@ -4,17 +4,17 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use armt::engine::{Tape, Tensor, ops};
-use serde::{Deserialize, Serialize};
-
-use crate::tasks::Example;
-use crate::tasks::capacity::stored_pairs;
-use crate::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
 use armt::files::{read_json, write_json};
 use armt::model::Model;
 use armt::random::Random;
 use armt::schedule::{Backprop, Pass, ScheduleKind};
 use armt::segment::Segment;
-use armt::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::tasks::Example;
+use crate::tasks::capacity::stored_pairs;
+use crate::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
 
 /// How well a model answers about one number of pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -73,12 +73,12 @@ fn the_authors_symbols() -> usize {
 impl Report {
     /// Writes the report; an error names the file.
     pub fn save(&self, path: &Path) -> Result<()> {
-        write_json(path, self)
+        Ok(write_json(path, self)?)
     }
 
     /// Reads a report; refuses a file that holds something else.
     pub fn load(path: &Path) -> Result<Self> {
-        read_json(path, "a report of `armt eval`")
+        Ok(read_json(path, "a report of `armt eval`")?)
     }
 }
 
@@ -86,14 +86,15 @@ impl Report {
 pub fn expect_fits(model: &Model, task: &Retrieval) -> Result<()> {
     let (pair, segment) = (task.segment_size(), model.config().segment_size);
     if pair != segment {
-        return Err(Error::Argument(format!(
-            "a pair of a key of {} and a value of {} has {pair} tokens, but the model's segments have {segment}: expected both equal",
+        let expected = format!(
+            "a model of segments of {pair} tokens, which a key of {} and a value of {} take with their marks",
             task.key_size, task.value_size
-        )));
+        );
+        return Err(Error::unfit(expected, format!("one of {segment}")));
     }
     let (vocab, last) = (model.sizes().vocab, crate::tasks::retrieval::EOS);
     if vocab <= last as usize {
-        return Err(Error::Argument(format!("the task has tokens up to {last}, but the model's vocabulary only {vocab} tokens")));
+        return Err(Error::unfit(format!("a model with the task's tokens, up to {last}"), format!("one of {vocab} tokens")));
     }
     Ok(())
 }
@@ -106,7 +107,7 @@ pub fn expect_fits(model: &Model, task: &Retrieval) -> Result<()> {
 pub fn exact_match(model: &Model, example: &Example, schedule: ScheduleKind) -> Result<usize> {
     let Example { batch, targets } = example;
     if targets.next.len() != batch.ids.len() {
-        return Err(Error::Argument(format!("{} targets for {} tokens", targets.next.len(), batch.ids.len())));
+        return Err(Error::input("targets", format!("{}, one for each token", batch.ids.len()), targets.next.len()));
     }
     let texts = batch.texts;
     let segments = model.segments(batch)?;
@@ -150,7 +151,7 @@ pub fn curve(
     expect_fits(model, &task)?;
     pairs.iter().try_for_each(|n| task.check(*n))?;
     if samples == 0 || batch == 0 {
-        return Err(Error::Argument(format!("expected at least 1 sample in batches of at least 1, got {samples} and {batch}")));
+        return Err(Error::input("samples", "at least 1 in batches of at least 1", format!("{samples} and {batch}")));
     }
     let values = task.values();
     let mut points = Vec::with_capacity(pairs.len());

@@ -1,10 +1,11 @@
 //! What a stage of training is made of, whatever its task.
 
+use armt::random::Random;
+
 use super::Example;
 use super::retrieval::Retrieval;
+use crate::error::Result;
 use crate::tasks::capacity::stored_pairs;
-use armt::Result;
-use armt::random::Random;
 
 /// Different lengths that texts of a varying number of pairs have.
 const LENGTHS: usize = 25;

@@ -9,13 +9,13 @@
 use std::collections::{HashMap, HashSet};
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
-
-use super::Example;
 use armt::random::Random;
 use armt::recurrence::Targets;
 use armt::segment::Batch;
-use armt::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+use super::Example;
+use crate::error::{Error, Result};
 
 /// Tokens of a model for this task, those that are never used included.
 pub const VOCAB: usize = 128;
@@ -80,19 +80,18 @@ impl Retrieval {
         self.check_symbols()?;
         let longest = u64::MAX.ilog(self.symbols as u64) as usize;
         if !(1..=longest).contains(&k) {
-            return Err(Error::Argument(format!("key size: expected 1 to {longest} symbols, got {k}")));
+            return Err(Error::input("key size", format!("1 to {longest} symbols"), k));
         }
         if v == 0 {
-            return Err(Error::Argument("value size: expected at least 1 symbol, got 0".into()));
+            return Err(Error::input("value size", "at least 1 symbol", 0));
         }
         if pairs == 0 {
-            return Err(Error::Argument("pairs: expected at least 1, got 0".into()));
+            return Err(Error::input("pairs", "at least 1", 0));
         }
         let keys = self.keys();
         if self.setting == Setting::Remember && keys < pairs {
-            let message =
-                format!("{pairs} pairs need as many different keys, but there are only {keys} of {k} of {} symbols", self.symbols);
-            return Err(Error::Argument(message));
+            let expected = format!("at most as many as there are different keys, only {keys} of {k} of {} symbols", self.symbols);
+            return Err(Error::input("pairs", expected, pairs));
         }
         Ok(())
     }
@@ -135,8 +134,7 @@ impl Retrieval {
     pub fn lesson(&self, pairs: usize, questions: usize, batch: usize, random: &mut Random) -> Result<Example> {
         self.check(pairs)?;
         if batch == 0 || questions == 0 {
-            let message = format!("expected at least 1 text with at least 1 question, got {batch} and {questions}");
-            return Err(Error::Argument(message));
+            return Err(Error::input("batch", "at least 1 text with at least 1 question", format!("{batch} and {questions}")));
         }
         let (k, v, size) = (self.key_size, self.value_size, self.segment_size());
         let mut deal = (self.setting == Setting::Remember).then(|| Deal::new(self.keys()));

@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use armt::text::Tokenizer;
+
 use super::origin::Origin;
 use super::recipe::{Recipe, Stage, TaskKind, TaskRecipe};
+use crate::error::{Error, Result};
 use crate::tasks::babilong::{Babilong, BabilongLessons, Books, Data, find_data, vocabulary};
 use crate::tasks::lessons::{Lessons, RetrievalLessons};
 use crate::tasks::retrieval;
-use armt::text::Tokenizer;
-use armt::{Error, Result};
 
 /// One number of a small vocabulary in so many is for the tokens that it does not keep.
 const HASHED: usize = 32;

@@ -5,12 +5,12 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value};
-
 use armt::config::Config;
 use armt::memory::MemoryConfig;
 use armt::weights::Tensors;
-use armt::{Error, Result};
+use serde_json::{Map, Value};
+
+use crate::error::{Error, Result};
 
 /// A model folder whose configuration was read and checked.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl Origin {
 
     /// The model's weights.
     pub fn weights(&self) -> Result<Tensors> {
-        Tensors::open(&self.path)
+        Ok(Tensors::open(&self.path)?)
     }
 }
 

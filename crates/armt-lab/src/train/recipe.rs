@@ -5,19 +5,19 @@ mod check;
 
 use std::path::{Path, PathBuf};
 
+use armt::backbone::families::{self, Family};
+use armt::config::Config;
 use armt::engine::optim::{Clip, Decay, Schedule, Settings};
+use armt::memory::MemoryConfig;
+use armt::schedule::Backprop;
 use serde::Deserialize;
 use toml::Spanned;
 
 use self::change::set;
+use crate::error::{Error, Result};
 use crate::tasks::babi::{SIMULATED, Task};
 use crate::tasks::babilong::GEN;
 use crate::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
-use armt::backbone::families::{self, Family};
-use armt::config::Config;
-use armt::memory::MemoryConfig;
-use armt::schedule::Backprop;
-use armt::{Error, Result};
 
 /// What to train, on what, and how.
 #[derive(Clone, Debug, Deserialize)]
@@ -292,13 +292,13 @@ impl Recipe {
 
     /// The same from text.
     pub fn parse(text: &str, changes: &[String]) -> Result<Self> {
-        let trouble = |e: toml::de::Error| Error::Argument(e.to_string().trim_end().to_string());
+        let trouble = |e: toml::de::Error| Error::Toml(e.to_string().trim_end().to_string());
         let recipe: Recipe = if changes.is_empty() {
             toml::from_str(text).map_err(trouble)?
         } else {
             let mut table: toml::Table = toml::from_str(text).map_err(trouble)?;
             changes.iter().try_for_each(|change| set(&mut table, change))?;
-            let text = toml::to_string(&table).map_err(|e| Error::Argument(e.to_string()))?;
+            let text = toml::to_string(&table).map_err(|e| Error::Toml(e.to_string()))?;
             toml::from_str(&text).map_err(trouble)?
         };
         // Places in a changed recipe are not those of the file.
@@ -350,7 +350,11 @@ impl Recipe {
     pub fn configs(&self, base: &Config) -> Result<Vec<Config>> {
         let stages = self.stages.iter().enumerate().map(|(i, stage)| {
             let config = self.config(stage.get_ref(), base);
-            armt::recurrence::check(&config).map_err(|e| Error::Argument(format!("stage {}: {e}", i + 1)))?;
+            armt::recurrence::check(&config).map_err(|e| Error::Recipe {
+                part: format!("stage {}", i + 1),
+                line: None,
+                reason: Box::new(e.into()),
+            })?;
             Ok(config)
         });
         stages.collect()

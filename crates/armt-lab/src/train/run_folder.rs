@@ -18,18 +18,18 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use armt::State;
 use armt::engine::DType;
 use armt::engine::optim::AdamW;
+use armt::files::write_beside;
+use armt::model::Model;
+use armt::text::Tokenizer;
 use safetensors::SafeTensors;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use armt::State;
-use armt::files::write_beside;
-use armt::model::Model;
-use armt::text::Tokenizer;
-use armt::{Error, Result};
+use crate::error::{Error, Result};
 
 const LOG: &str = "log.jsonl";
 const LAST: &str = "last";
@@ -144,7 +144,7 @@ impl RunFolder {
             memory.map_or(Ok(()), |memory| model.save_state(memory, &folder.join(MEMORY)))?;
             let path = folder.join("state.json");
             let text = serde_json::to_string_pretty(state).map_err(|e| Error::file(&path, e))?;
-            write_beside(&path, text.as_bytes())
+            Ok(write_beside(&path, text.as_bytes())?)
         })
     }
 
@@ -160,7 +160,7 @@ impl RunFolder {
 
     fn save_model(&self, model: &Model, folder: &Path) -> Result<()> {
         model.save(folder, DType::F32)?;
-        self.tokenizer.as_ref().map_or(Ok(()), |tokenizer| tokenizer.save(folder))
+        Ok(self.tokenizer.as_ref().map_or(Ok(()), |tokenizer| tokenizer.save(folder))?)
     }
 
     /// The state that the latest checkpoint was saved with. A file that is cut short or holds something else is an error by name.
@@ -173,7 +173,7 @@ impl RunFolder {
     /// The memory that the latest checkpoint was saved with, if it has one: of `model`, with the checkpoint's weights.
     pub fn load_memory(&self, model: &Model) -> Result<Option<State>> {
         let path = self.last_folder().join(MEMORY);
-        path.exists().then(|| model.load_state(&path)).transpose()
+        Ok(path.exists().then(|| model.load_state(&path)).transpose()?)
     }
 
     fn replace(&self, name: &str, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {

@@ -5,17 +5,17 @@
 
 use std::collections::HashMap;
 
+use armt::State;
 use armt::engine::optim::AdamW;
 use armt::engine::{Graph, Tape, Tensor, Workspace, ops};
-
-use crate::tasks::Example;
-use armt::State;
 use armt::model::Model;
 use armt::recurrence::{BatchShape, DeviceBatch, HostBatch, Targets};
 use armt::schedule::{Backprop, ScheduleKind};
 use armt::segment::Batch;
 use armt::state::{Begins, Count};
-use armt::{Error, Result};
+
+use crate::error::{Error, Result};
+use crate::tasks::Example;
 
 /// Rows that are asked come in so many on CUDA, where a step of a new shape takes far longer than a replayed one.
 const ROWS: usize = 64;
@@ -102,8 +102,7 @@ impl<'m> Stepper<'m> {
         if self.memory.is_none() {
             let empty = self.model.empty(batch)?;
             if self.model.recurrence().layout().begins != Begins::Zero {
-                let kind = empty.kind();
-                return Err(Error::Unsupported(format!("a state of kind {kind} cannot be carried from text to text in training")));
+                return Err(Error::unfit("a state that can be carried from text to text in training", empty.kind()));
             }
             self.memory = Some(empty);
         }
@@ -131,13 +130,13 @@ impl<'m> Stepper<'m> {
         self.optimizer.prepare(rate)?;
         let shape = match self.shapes.remove(&key) {
             None => {
-                let batches = hosts.iter().map(|host| self.model.device_batch(host)).collect::<Result<_>>()?;
+                let batches = hosts.iter().map(|host| self.model.device_batch(host)).collect::<armt::Result<_>>()?;
                 Recorded { batches, graph: None }
             }
             Some(mut shape) => {
                 shape.batches.iter().zip(&hosts).try_for_each(|(batch, host)| batch.fill(host))?;
                 if self.model.device().is_cuda() && shape.graph.is_none() && self.model.recurrence().has_fixed_steps() {
-                    let body = || self.body(&shape.batches, memory).map_err(Error::into_engine);
+                    let body = || self.body(&shape.batches, memory).map_err(armt::Error::into_engine);
                     shape.graph = Some(self.workspace.record(body)?.0);
                 }
                 shape
@@ -145,14 +144,14 @@ impl<'m> Stepper<'m> {
         };
         match &shape.graph {
             Some(graph) => graph.replay()?,
-            None => self.workspace.run(|| self.body(&shape.batches, memory).map_err(Error::into_engine))?,
+            None => self.workspace.run(|| self.body(&shape.batches, memory).map_err(armt::Error::into_engine))?,
         }
         self.shapes.insert(key, shape);
         Ok(self.loss.item()?)
     }
 
     /// What a step does on the device, from the batches to the updated parameters.
-    fn body(&self, batches: &[DeviceBatch], memory: Option<&State>) -> Result<()> {
+    fn body(&self, batches: &[DeviceBatch], memory: Option<&State>) -> armt::Result<()> {
         self.optimizer.zero_grad()?;
         self.loss.fill_zero()?;
         let share = 1.0 / batches.len() as f32;

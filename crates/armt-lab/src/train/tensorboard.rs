@@ -17,7 +17,7 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use armt::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Writes scalars to one event file.
 #[derive(Debug)]

@@ -11,6 +11,10 @@ use std::time::Instant;
 
 use armt::engine::optim::{AdamW, Group};
 use armt::engine::{DType, Device, Param};
+use armt::model::Model;
+use armt::random::Random;
+use armt::schedule::ScheduleKind;
+use armt::weights::Tensors;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -20,14 +24,10 @@ use super::recipe::{EvalRecipe, ModelRecipe, Recipe, Stage};
 use super::run_folder::RunFolder;
 use super::step::Stepper;
 use super::tensorboard::EventWriter;
+use crate::error::{Error, Result};
 use crate::eval::retrieval::exact_match;
 use crate::tasks::Example;
 use crate::tasks::lessons::Lessons;
-use armt::model::Model;
-use armt::random::Random;
-use armt::schedule::ScheduleKind;
-use armt::weights::Tensors;
-use armt::{Error, Result};
 
 /// Batches that wait for the device.
 const AHEAD: usize = 4;
@@ -224,13 +224,14 @@ impl StageRun<'_> {
             // The loss is read back, so the device has done all of it.
             let seconds = step_start.elapsed().as_secs_f64();
             if !loss.is_finite() || loss > EXPLODED {
-                let last = self.folder.last_folder().display().to_string();
-                return Err(Error::Argument(format!(
-                    "the loss is {loss} at step {} of stage {} (rate {rate:e}, norm of the gradient {:.3e}); the last good checkpoint is {last}",
-                    progress.step + 1,
-                    progress.stage + 1,
-                    self.gradient_norm()?,
-                )));
+                return Err(Error::Diverged {
+                    loss,
+                    step: progress.step + 1,
+                    stage: progress.stage + 1,
+                    rate,
+                    norm: self.gradient_norm()?,
+                    checkpoint: self.folder.last_folder(),
+                });
             }
             progress.step += 1;
             progress.total += 1;
@@ -328,7 +329,7 @@ impl StageRun<'_> {
 
 /// The model of a run folder that did best, or of a model folder.
 pub fn best_model(path: &Path, dtype: DType, device: &Device) -> Result<Model> {
-    Model::load(&best_of(path), dtype, device)
+    Ok(Model::load(&best_of(path), dtype, device)?)
 }
 
 #[cfg(test)]

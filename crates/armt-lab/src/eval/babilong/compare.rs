@@ -4,11 +4,11 @@
 //! benchmark's headline; it stands only where each of a model's tasks was judged.
 
 use super::{Cell, Report};
+use crate::error::{Error, Result};
 use crate::eval::heat::HeatMap;
 use crate::eval::plot::{Mark, Plot, Scale, Series};
 use crate::tasks::babi::Task;
 use crate::tasks::babilong::Length;
-use armt::{Error, Result};
 
 /// What the row of all tasks is called.
 const MEAN: &str = "mean";
@@ -56,12 +56,11 @@ impl Judged {
         let mut models: Vec<Judged> = Vec::new();
         for (name, report) in reports {
             if report.cells.is_empty() {
-                return Err(Error::Argument(format!("{name}: expected a report with at least one cell, got none")));
+                return Err(Error::input(name, "a report with at least one cell", "none"));
             }
             if report.cells.iter().any(|c| measure.of(c).is_none()) {
-                let message =
-                    format!("{name}: expected right labels, which `armt eval --label-match` counts, got exact matches only");
-                return Err(Error::Argument(message));
+                let expected = "right labels, which `armt eval --label-match` counts";
+                return Err(Error::input(name, expected, "exact matches only"));
             }
             match models.iter_mut().find(|m| m.name == name) {
                 Some(model) => model.reports.push(report),

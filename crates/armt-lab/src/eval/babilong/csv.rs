@@ -5,11 +5,12 @@
 
 use std::path::{Path, PathBuf};
 
+use armt::files::write_beside;
+
 use super::Answered;
+use crate::error::Result;
 use crate::tasks::babi::Task;
 use crate::tasks::babilong::Length;
-use armt::Result;
-use armt::files::write_beside;
 
 /// Where a cell's answers go.
 pub fn file(folder: &Path, task: Task, length: Length) -> PathBuf {
@@ -18,7 +19,7 @@ pub fn file(folder: &Path, task: Task, length: Length) -> PathBuf {
 
 /// Writes a cell's answers, beside the file first and then renamed.
 pub fn write(folder: &Path, task: Task, length: Length, answers: &[Answered]) -> Result<()> {
-    write_beside(&file(folder, task, length), text(answers).as_bytes())
+    Ok(write_beside(&file(folder, task, length), text(answers).as_bytes())?)
 }
 
 fn text(answers: &[Answered]) -> String {

@@ -17,13 +17,13 @@ use std::ops::ControlFlow;
 pub use self::report::{Cell, Kind, Report, Settings, is_report};
 
 use self::metric::{exact_match, label_match};
+use crate::error::{Error, Result};
 use crate::tasks::babilong::{Babilong, Facts, Length, Sample, Stories};
 use armt::State;
 use armt::generate::{Options, generate};
 use armt::model::Model;
 use armt::reader::{End, Reader, Tokens};
 use armt::segment::Batch;
-use armt::{Error, Result};
 
 /// Tokens that an answer may have, as in the paper.
 const ANSWER: usize = 10;
@@ -68,8 +68,8 @@ impl<'m> Judge<'m> {
         }
         let (tokens, rows) = (babilong.tokenizer().vocabulary(), model.sizes().vocab);
         if tokens > rows {
-            let message = format!("the samples have tokens up to {}, but the model's vocabulary only {rows}", tokens - 1);
-            return Err(Error::Argument(message));
+            let expected = format!("a model with the samples' tokens, up to {}", tokens - 1);
+            return Err(Error::unfit(expected, format!("one of {rows} tokens")));
         }
         Ok(Judge { model, babilong, reader: Reader::new(model, model.empty(batch)?)?, batch })
     }
@@ -115,7 +115,7 @@ impl<'m> Judge<'m> {
             let whole = samples[read[0]].length() / size * size;
             let state = self.read(&mut streams, whole, &mut |tokens| each(done + tokens * read.len() as u64))?;
             done += (whole * read.len()) as u64;
-            let rests = streams.into_iter().map(Iterator::collect).collect::<Result<Vec<Vec<i32>>>>()?;
+            let rests = streams.into_iter().map(Iterator::collect).collect::<armt::Result<Vec<Vec<i32>>>>()?;
             for rows in alike(rests.iter().map(Vec::len)) {
                 let ids = rows.iter().flat_map(|row| rests[*row].iter().copied()).collect();
                 let prompt = Batch { ids, texts: rows.len(), mask: None };
@@ -130,7 +130,7 @@ impl<'m> Judge<'m> {
     }
 
     /// The memory after the first `whole` tokens of each stream, which are whole segments.
-    fn read<T: Iterator<Item = Result<i32>>>(
+    fn read<T: Iterator<Item = armt::Result<i32>>>(
         &mut self,
         streams: &mut [T],
         whole: usize,

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
+use armt::files::{read_json, write_json};
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Error, Result};
 use crate::tasks::babi::Task;
 use crate::tasks::babilong::{Facts, Length};
-use armt::files::{read_json, write_json};
-use armt::{Error, Result};
 
 /// How well a model answers the questions of one task in contexts of one length.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -101,7 +101,7 @@ impl Report {
 
     /// Writes the report beside its place and renames it there; an error names the file.
     pub fn save(&self, path: &Path) -> Result<()> {
-        write_json(path, self)
+        Ok(write_json(path, self)?)
     }
 
     /// Reads a report; refuses a file that holds something else.

@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::{Asked, Question, Sample, Story, Task};
-use armt::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Which of a task's two files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use std::str::FromStr;
 use serde::Serialize;
 
 use self::solve::Knowledge;
-use armt::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Tasks that can be simulated and answered without a model: qa1 to qa5.
 pub const SIMULATED: usize = 5;

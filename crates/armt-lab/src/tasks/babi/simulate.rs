@@ -14,11 +14,12 @@
 //! These rules were found in the published files: in 10,000 questions of qa2 and of qa5 a question is asked at just those places, and
 //! in 2,000 of qa3 at all but five of them. `tests/babi.rs` compares what comes out.
 
+use armt::random::Random;
+
 use super::sentence::{DIRECTIONS, DROPS, Event, GETS, GIVES, MOVES, opposite};
 use super::world::{Kind, OBJECTS, PEOPLE, PLACES, World};
 use super::{Asked, Question, SIMULATED, Story, Task};
-use armt::random::Random;
-use armt::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The people of qa1 to qa3.
 const FOUR: [&str; PEOPLE] = ["John", "Mary", "Sandra", "Daniel"];

@@ -6,7 +6,7 @@
 
 use super::sentence::{Event, opposite, word};
 use super::{Question, SIMULATED, Task};
-use armt::{Error, Result};
+use crate::error::{Error, Result};
 
 /// What follows from some facts.
 #[derive(Clone, Debug, Default)]
@@ -69,7 +69,7 @@ impl<'a> Knowledge<'a> {
         let mut known = Knowledge::default();
         for (fact, text) in facts.iter().enumerate() {
             let event = Event::read(text)
-                .ok_or_else(|| Error::Argument(format!("fact {}: expected a sentence of qa1 to qa5, got '{text}'", fact + 1)))?;
+                .ok_or_else(|| Error::input(format!("fact {}", fact + 1), "a sentence of qa1 to qa5", format!("'{text}'")))?;
             known.learn(fact, event);
         }
         Ok(known)
@@ -119,7 +119,7 @@ impl<'a> Knowledge<'a> {
     /// 5 is refused.
     pub fn answers(&self, question: &str) -> Result<Vec<Answer>> {
         let asked = question.trim().strip_suffix('?').and_then(|q| self.understand(q));
-        asked.ok_or_else(|| Error::Argument(format!("expected a question of qa1 to qa5, got '{question}'")))
+        asked.ok_or_else(|| Error::input("question", "one of qa1 to qa5", format!("'{question}'")))
     }
 
     fn understand(&self, asked: &str) -> Option<Vec<Answer>> {

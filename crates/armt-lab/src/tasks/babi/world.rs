@@ -8,8 +8,9 @@
 //!
 //! Where people and objects are at first is drawn too and never told.
 
-use super::sentence::Event;
 use armt::random::Random;
+
+use super::sentence::Event;
 
 /// Rooms.
 pub(super) const PLACES: [&str; 6] = ["bedroom", "kitchen", "garden", "hallway", "bathroom", "office"];

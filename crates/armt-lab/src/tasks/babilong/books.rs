@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+// Tokens are read by a reader, whose errors they have.
 use armt::random::Random;
 use armt::text::{Tokenizer, sentences};
 use armt::{Error, Result};

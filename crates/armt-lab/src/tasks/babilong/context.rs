@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use super::books::Reading;
+// Tokens are read by a reader, whose errors they have.
 use armt::Result;
+
+use super::books::Reading;
 
 /// A context as it is read. No more of it than a sentence is in memory at a time; the facts are.
 pub struct Context {

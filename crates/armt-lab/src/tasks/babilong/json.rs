@@ -9,8 +9,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use super::{Babilong, Length, Piece, Sample};
+use crate::error::{Error, Result};
 use crate::tasks::babi::Task;
-use armt::{Error, Result};
 
 /// A sample, and what is said of it beside its text.
 #[derive(Clone, Copy)]

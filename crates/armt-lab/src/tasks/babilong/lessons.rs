@@ -11,14 +11,15 @@
 
 use std::sync::Arc;
 
-use super::{Babilong, Length, Prompt};
-use crate::tasks::Example;
-use crate::tasks::babi::{Question, Sample, Task, simulate};
-use crate::tasks::lessons::{Lessons, some_of};
 use armt::random::Random;
 use armt::recurrence::Targets;
 use armt::segment::Batch;
-use armt::{Error, Result};
+
+use super::{Babilong, Length, Prompt};
+use crate::error::{Error, Result};
+use crate::tasks::Example;
+use crate::tasks::babi::{Question, Sample, Task, simulate};
+use crate::tasks::lessons::{Lessons, some_of};
 
 /// One text in so many asks in a segment of its own.
 const OWN_SEGMENT: usize = 4;
@@ -236,7 +237,7 @@ impl BabilongLessons {
             let sample = Sample { facts, question: all[0].clone() };
             let context = self.babilong.sample(sample, Length(context), Random::new(random.bits()))?.context();
             let mut text = Text::default();
-            text.tell(context.collect::<Result<Vec<i32>>>()?);
+            text.tell(context.collect::<armt::Result<Vec<i32>>>()?);
             prompts.iter().for_each(|prompt| text.ask(prompt));
             text.fill(self.segment, self.babilong.end_token());
             return Ok(text);

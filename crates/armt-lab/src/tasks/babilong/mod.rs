@@ -32,10 +32,10 @@ pub use self::stories::Stories;
 pub use self::vocabulary::vocabulary;
 
 use self::books::Reading;
+use crate::error::{Error, Result};
 use crate::tasks::babi;
 use armt::random::Random;
 use armt::text::{END_OF_TEXT, Tokenizer};
-use armt::{Error, Result};
 
 /// GEN is the first token of this.
 pub const GEN: &str = "GEN";
@@ -134,9 +134,9 @@ impl Babilong {
         let tokenizer = books.tokenizer();
         let end = tokenizer.end_of_text();
         let end =
-            end.ok_or_else(|| Error::Argument(format!("expected a tokenizer with the token {END_OF_TEXT}, as GPT-2's has")))?;
+            end.ok_or_else(|| Error::unfit(format!("a tokenizer with the token {END_OF_TEXT}, as GPT-2's has"), "one without"))?;
         let first = tokenizer.encode(GEN)?.first().copied();
-        let ask = first.ok_or_else(|| Error::Argument(format!("expected a tokenizer with tokens for \"{GEN}\", got none")))?;
+        let ask = first.ok_or_else(|| Error::unfit(format!("a tokenizer with tokens for \"{GEN}\""), "none"))?;
         Ok(Babilong { books, known: RwLock::default(), ask, end })
     }
 
@@ -166,10 +166,7 @@ impl Babilong {
         let facts = self.facts(&story)?;
         let told = told(&facts);
         if !length.holds(told) {
-            return Err(Error::Argument(format!(
-                "expected a context of at least {told} tokens, which its facts take, got {}",
-                length.0
-            )));
+            return Err(Error::input("length", format!("at least {told} tokens, which its facts take"), length.0));
         }
         self.hide(story, facts, length, random)
     }
@@ -198,9 +195,8 @@ impl Babilong {
                 }
             }
         }
-        let message =
-            format!("length {length}: expected room for the facts of {}, but none of {ATTEMPTS} stories fits", stories.task());
-        Err(Error::Argument(message))
+        let expected = format!("room for the facts of {}", stories.task());
+        Err(Error::input(format!("length {length}"), expected, format!("too little for any of {ATTEMPTS} stories")))
     }
 
     fn facts(&self, story: &babi::Sample) -> Result<Vec<Arc<[i32]>>> {
@@ -268,7 +264,7 @@ impl Sample {
     }
 
     /// What a model reads before it answers: the context, the question and GEN.
-    pub fn tokens(&self) -> impl Iterator<Item = Result<i32>> + Send + 'static {
+    pub fn tokens(&self) -> impl Iterator<Item = armt::Result<i32>> + Send + 'static {
         self.context().chain(self.prompt.question.clone().into_iter().map(Ok))
     }
 }

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use armt::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Folders above that are looked into: the program lies in `target/release` of the project, examples and tests one deeper.
 const ABOVE: usize = 4;
@@ -62,7 +62,7 @@ pub fn find_data(data: Data, given: Option<&Path>) -> Result<PathBuf> {
         if folder.is_dir() {
             return Ok(folder);
         }
-        looked.push(folder.display().to_string());
+        looked.push(folder);
     }
-    Err(Error::Argument(format!("expected the project's folder data/{}, looked for {}", data.folder(), looked.join(", "))))
+    Err(Error::NoData { folder: data.folder(), looked })
 }

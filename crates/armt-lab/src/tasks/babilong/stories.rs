@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
+use armt::random::Random;
+
+use crate::error::Result;
 use crate::tasks::babi::file::{self, Split};
 use crate::tasks::babi::{Sample, Task, simulate};
-use armt::Result;
-use armt::random::Random;
 
 /// The stories of a task, one question each, by number from 0.
 pub struct Stories {

@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use armt::text::{END_OF_TEXT, Vocabulary};
+
 use super::{Books, GEN};
+use crate::error::{Error, Result};
 use crate::tasks::babi::Task;
 use crate::tasks::babi::file::{self, Split};
-use armt::text::{END_OF_TEXT, Vocabulary};
-use armt::{Error, Result};
 
 /// A vocabulary of `size` numbers, `hashed` of them for all that is not kept: every token of the stories, questions and answers of the
 /// tasks' published test files, of GEN and of EOS, and the most frequent of the books. What a story's sentence has at its start is kept
@@ -25,7 +26,7 @@ pub fn vocabulary(books: &Books, babi: &Path, tasks: &[Task], size: usize, hashe
     }
     let tokenizer = books.tokenizer();
     if tokenizer.end_of_text().is_none() {
-        return Err(Error::Argument(format!("expected a tokenizer with the token {END_OF_TEXT}, as GPT-2's has")));
+        return Err(Error::unfit(format!("a tokenizer with the token {END_OF_TEXT}, as GPT-2's has"), "one without"));
     }
-    Vocabulary::choose(tokenizer, &books.counts()?, &Vec::from_iter(needed), size, hashed)
+    Ok(Vocabulary::choose(tokenizer, &books.counts()?, &Vec::from_iter(needed), size, hashed)?)
 }

@@ -1,6 +1,6 @@
 //! Single changes of a recipe, as `armt train --set` makes them.
 
-use armt::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Makes one `key=value` change; `stage.2.steps=100` names the second stage.
 pub(super) fn set(table: &mut toml::Table, change: &str) -> Result<()> {

@@ -1,16 +1,13 @@
 //! What a recipe must fulfil beyond its form. A mistake is named with its stage, line and key.
 
 use super::{EvalRecipe, ModelRecipe, Recipe, Stage, TaskKind};
+use crate::error::{Error, Result};
 use crate::tasks::retrieval::{EOS, Retrieval, Setting, VOCAB};
-use armt::{Error, Result};
 
 impl Recipe {
     /// `text` is the recipe's own, if it was not changed: lines are counted in it.
     pub(super) fn check(&self, text: Option<&str>) -> Result<()> {
-        let line = |start: usize| match text.and_then(|t| t.get(..start)) {
-            Some(before) => format!(" (line {})", 1 + before.matches('\n').count()),
-            None => String::new(),
-        };
+        let line = |start: usize| text.and_then(|t| t.get(..start)).map(|before| 1 + before.matches('\n').count());
         if self.stages.is_empty() {
             return Err(Error::config("stage", "at least one [[stage]]", "none"));
         }
@@ -36,12 +33,17 @@ impl Recipe {
         }
         let symbols = &self.task.symbols;
         let task = Retrieval { setting: Setting::Remember, key_size: 1, value_size: 1, symbols: *symbols.get_ref() };
-        task.check_symbols().map_err(|e| Error::Argument(format!("task{}: {e}", line(symbols.span().start))))?;
+        let at = |e: Error| Error::Recipe { part: "task".into(), line: line(symbols.span().start), reason: Box::new(e) };
+        task.check_symbols().map_err(at)?;
         if self.task.setting == TaskKind::Babilong {
             self.question()?;
         }
         for (i, spanned) in self.stages.iter().enumerate() {
-            let at = |e: Error| Error::Argument(format!("stage {}{}: {e}", i + 1, line(spanned.span().start)));
+            let at = |e: Error| Error::Recipe {
+                part: format!("stage {}", i + 1),
+                line: line(spanned.span().start),
+                reason: Box::new(e),
+            };
             self.check_stage(spanned.get_ref()).map_err(at)?;
         }
         Ok(())
@@ -91,9 +93,10 @@ impl Recipe {
             task.check(pairs)?;
         }
         match self.model {
-            ModelRecipe::Fresh(_) => armt::recurrence::check(&self.config(stage, &self.fresh(VOCAB, EOS)?)),
+            ModelRecipe::Fresh(_) => armt::recurrence::check(&self.config(stage, &self.fresh(VOCAB, EOS)?))?,
             // Of a folder nothing is known before it is opened.
-            ModelRecipe::From(_) => Ok(()),
+            ModelRecipe::From(_) => {}
         }
+        Ok(())
     }
 }
