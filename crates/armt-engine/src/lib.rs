@@ -26,6 +26,7 @@ mod cuda;
 mod error;
 pub mod ops;
 pub mod optim;
+mod paths;
 mod tape;
 mod tensor;
 

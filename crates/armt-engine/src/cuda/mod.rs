@@ -27,6 +27,7 @@ use nvrtc::Nvrtc;
 use tune::Choices;
 
 use crate::error::{Error, Result};
+use crate::paths::Card;
 use crate::tensor::DType;
 use crate::tensor::pool::{Block, Pool, Source};
 
@@ -106,24 +107,15 @@ impl CudaDevice {
         self.context.ordinal()
     }
 
-    /// Number of multiprocessors, for sizing grids.
-    pub(crate) fn multiprocessors(&self) -> usize {
-        self.context.multiprocessors
-    }
-
-    /// Bytes of shared memory that one block can have.
-    pub(crate) fn shared_limit(&self) -> usize {
+    /// What decisions about paths and shapes of launches ask of the GPU.
+    pub(crate) fn card(&self) -> Card {
         let kilobytes = match self.context.capability {
             (8, 0 | 7) => 163,
             (9 | 10, _) => 227,
             _ => 99,
         };
-        kilobytes << 10
-    }
-
-    /// Whether products of whole warpgroups (`wgmma`) exist: on Hopper only, neither before nor after.
-    pub(crate) fn has_wgmma(&self) -> bool {
-        self.context.capability == (9, 0)
+        let Context { multiprocessors, capability, .. } = *self.context;
+        Card { multiprocessors, shared: kilobytes << 10, wgmma: capability == (9, 0) }
     }
 
     pub(crate) fn pool(&self) -> Arc<Pool> {
