@@ -16,7 +16,7 @@
 //! tape.backward(&loss)?;
 //!
 //! assert_eq!(loss.item()?, 6.0);
-//! assert_eq!(weight.grad().to_vec::<f32>()?, [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]);
+//! assert_eq!(weight.grad()?.to_vec::<f32>()?, [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]);
 //! # Ok(())
 //! # }
 //! ```

@@ -60,6 +60,22 @@ impl Tensor {
         Ok(t)
     }
 
+    /// A tensor of f32 or bf16 from floats on the host, which are rounded there: the device never has both.
+    pub fn from_f32_slice(data: &[f32], shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
+        match dtype {
+            DType::F32 => Self::from_slice(data, shape, device),
+            DType::BF16 => {
+                let mut rounded = vec![bf16::ZERO; data.len()];
+                elementwise::map(data, &mut rounded, elementwise::round_bf16);
+                Self::from_slice(&rounded, shape, device)
+            }
+            DType::I32 => {
+                let (op, what) = ("from_f32_slice", "the type of the tensor");
+                Err(Error::DType { op, what, expected: "f32 or bf16".into(), got: dtype })
+            }
+        }
+    }
+
     /// An f32 tensor filled with one value.
     pub fn full(value: f32, shape: impl Into<Shape>, device: &Device) -> Result<Self> {
         let t = Self::uninit(shape, DType::F32, device)?;

@@ -7,6 +7,7 @@
 #![allow(dead_code, unused_imports)] // each test binary uses its part
 
 pub mod cases;
+pub mod training;
 
 use armt_engine::{DType, Device, Param, Result, Tape, Tensor, ops};
 
@@ -218,7 +219,7 @@ pub fn run(case: &Case, dtype: DType, device: &Device) -> Result<Outcome> {
         .zip(&case.inputs)
         .zip(&params)
         .map(|((t, i), param)| {
-            match (i.differentiable && any, param.as_ref().map_or_else(|| tape.grad(t), |p| Some(p.grad().clone()))) {
+            match (i.differentiable && any, param.as_ref().map_or_else(|| tape.grad(t), |p| p.grad().ok().cloned())) {
                 (false, _) => Ok(None),
                 (true, Some(g)) => g.to_f32_vec().map(Some),
                 (true, None) => Ok(Some(vec![0.0; t.elements()])),
