@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use armt::checkpoint::Tensors;
 use armt::config::{Alignment, Associative, Config, MemoryConfig, ModelType};
-use armt::engine::{DType, Device, Param, Tape};
+use armt::engine::{DType, Device, Tape};
 use armt::generate::Options;
 use armt::memory::{Content, MemoryState};
 use armt::model::{Model, Targets};
@@ -306,7 +306,7 @@ fn gradients(case: &Case<'_>, model: &Model, schedule: Choice, tolerance: Tolera
     tape.backward(&loss).unwrap();
     expect("the loss", (loss.item().unwrap() - case.floats("loss")[0]).abs(), tolerance.logits)?;
     let mut compared = 0;
-    for (name, _, got) in model.export(Param::grad).unwrap() {
+    for (name, _, got) in model.export(|p| p.grad().unwrap()).unwrap() {
         let key = format!("grad.{name}");
         if !case.has(&key) {
             continue;

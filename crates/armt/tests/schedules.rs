@@ -8,7 +8,7 @@ mod small;
 use std::sync::Mutex;
 
 use armt::config::{Alignment, MemoryConfig};
-use armt::engine::{DType, Device, Param, Tape};
+use armt::engine::{DType, Device, Tape};
 use armt::memory::MemoryState;
 use armt::model::{Model, Targets};
 use armt::schedule::{Backprop, Choice};
@@ -41,7 +41,7 @@ fn run(model: &Model, batch: &Batch, asked: usize, state: &MemoryState, schedule
     let targets = last_targets(batch, asked);
     let (loss, state) = model.loss(&tape, batch, &targets, state, schedule, Backprop::default()).unwrap();
     tape.backward(&loss).unwrap();
-    let gradients = model.export(Param::grad).unwrap().into_iter().map(|(name, _, g)| (name, g)).collect();
+    let gradients = model.export(|p| p.grad().unwrap()).unwrap().into_iter().map(|(name, _, g)| (name, g)).collect();
     Run { logits, state, loss: loss.item().unwrap(), gradients }
 }
 
@@ -152,7 +152,7 @@ fn gradients(
     let (tape, targets) = (Tape::new(), last_targets(text, asked));
     let (loss, _) = model.loss(&tape, text, &targets, state, schedule, backprop).unwrap();
     tape.backward(&loss).unwrap();
-    model.params().iter().map(|p| p.grad().to_vec::<f32>().unwrap()).collect()
+    model.params().iter().map(|p| p.grad().unwrap().to_vec::<f32>().unwrap()).collect()
 }
 
 #[test]

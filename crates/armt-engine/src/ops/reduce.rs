@@ -73,7 +73,7 @@ pub(crate) fn sum_middle_into(x: &Tensor, sizes: [usize; 3], y: &Tensor, accumul
     sum_into(x, sizes, [y, y], sizes[0], accumulate)
 }
 
-/// The same for two halves of x, each of `sizes`, into the two tensors of y: one launch.
+/// Sums over the middle axis of two halves of x, each of `sizes`, into the two tensors of y, as [`sum_middle_into`]: one launch.
 pub(crate) fn sum_halves_into(x: &Tensor, [outer, middle, inner]: [usize; 3], y: [&Tensor; 2], accumulate: bool) -> Result<()> {
     sum_into(x, [2 * outer, middle, inner], y, outer, accumulate)
 }

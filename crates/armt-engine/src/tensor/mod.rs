@@ -116,7 +116,7 @@ impl Tensor {
         self.node.is_some()
     }
 
-    /// The same values, cut off from the tape. Shares the buffer.
+    /// This tensor cut off from the tape. Shares the buffer.
     pub fn detach(&self) -> Self {
         Tensor { node: None, ..self.clone() }
     }
@@ -198,7 +198,7 @@ impl Tensor {
         Ok(self.to_f32_vec()?[0])
     }
 
-    /// The same values on another device, untracked. Shares the buffer if it is there already.
+    /// This tensor's values on another device, untracked. Shares the buffer if it is there already.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         if self.device() == device {
             return Ok(self.detach());
@@ -224,7 +224,7 @@ impl Tensor {
         Tensor { offset: self.offset + range.start * inner, shape: self.shape.with(0, range.len()), node: None, ..self.clone() }
     }
 
-    /// The same with `rows` more rows in front, of whatever is there, if the buffer has them and no other tensor shares it.
+    /// This tensor with `rows` more rows in front, of whatever is there, if the buffer has them and no other tensor shares it.
     pub(crate) fn with_front(&self, rows: usize) -> Option<Self> {
         let offset = self.offset.checked_sub(rows * self.shape.inner(0)).filter(|_| self.is_unique())?;
         Some(Tensor { offset, shape: self.shape.with(0, rows + self.shape[0]), node: None, ..self.clone() })

@@ -31,7 +31,7 @@ pub fn assoc_read(q: &Tensor, a: &Tensor, z: &Tensor, nu: usize, residual: Optio
     read(q, a, z, None, nu, residual, None)
 }
 
-/// The same with the memories `rows` of the leading axis of A `[L, .., dk, d]` and z `[L, .., dk]`: q is `[rows, .., T, dm]`. The gradients
+/// Reads, as [`assoc_read`], the memories `rows` of the leading axis of A `[L, .., dk, d]` and z `[L, .., dk]`: q is `[rows, .., T, dm]`. The gradients
 /// of A and z have the whole shape, so that a memory of which some layers rest needs no copies.
 pub fn assoc_read_rows(
     q: &Tensor,

@@ -55,7 +55,7 @@ pub fn assoc_write(w: AssocWrite<'_>) -> Result<(Tensor, Tensor)> {
     write(w, None, false, None)
 }
 
-/// The same to the memories `rows` of the leading axis of A `[L, .., dk, d]` and z `[L, .., dk]`: the other rows stay, and k, v, beta and
+/// Writes, as [`assoc_write`], to the memories `rows` of the leading axis of A `[L, .., dk, d]` and z `[L, .., dk]`: the other rows stay, and k, v, beta and
 /// `first` are `[rows, ..]`.
 pub fn assoc_write_rows(w: AssocWrite<'_>, rows: Range<usize>) -> Result<(Tensor, Tensor)> {
     expect_rows(OP, w.a, &rows)?;
@@ -63,7 +63,7 @@ pub fn assoc_write_rows(w: AssocWrite<'_>, rows: Range<usize>) -> Result<(Tensor
     write(w, Some(rows), false, None)
 }
 
-/// The same with A' in the place of A. The way back takes A from A', with its rounding: of the size of the largest values that the memory
+/// Writes, as [`assoc_write_rows`], with A' in the place of A. The way back takes A from A', with its rounding: of the size of the largest values that the memory
 /// ever held, not of those it held then.
 ///
 /// Whatever shares A's buffer sees A' from here on, until the backward pass has gone through this write and put A back. So the caller
