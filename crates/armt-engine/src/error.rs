@@ -61,6 +61,12 @@ pub enum Error {
         /// The operation that refused.
         op: &'static str,
     },
+    /// Something that only a trainable parameter has was asked of a frozen one.
+    #[error("parameter {name} is frozen: it has no gradient; `Param::to_trainable` makes one that has")]
+    Frozen {
+        /// The parameter.
+        name: String,
+    },
     /// The tape was asked for something it cannot do.
     #[error("tape: {0}")]
     Tape(String),

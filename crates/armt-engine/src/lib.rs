@@ -16,7 +16,7 @@
 //! tape.backward(&loss)?;
 //!
 //! assert_eq!(loss.item()?, 6.0);
-//! assert_eq!(weight.grad().to_vec::<f32>()?, [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]);
+//! assert_eq!(weight.grad()?.to_vec::<f32>()?, [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]);
 //! # Ok(())
 //! # }
 //! ```
@@ -26,6 +26,7 @@ mod cuda;
 mod error;
 pub mod ops;
 pub mod optim;
+mod paths;
 mod tape;
 mod tensor;
 

@@ -7,10 +7,9 @@ mod support;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, ExitCode};
 
-use armt_engine::ops::{self, Activation, Linear};
-use armt_engine::optim::{AdamW, Clip, Group, Settings};
-use armt_engine::{DType, Device, Error, Graph, Param, Result, Tape, Tensor};
-use support::{Rng, cases, compare, run};
+use armt_engine::{DType, Device, Error, Graph, Result, Tensor, ops};
+use support::training::{Problem, train};
+use support::{cases, compare, run};
 
 type Outcome = std::result::Result<(), String>;
 
@@ -54,13 +53,14 @@ fn main() -> ExitCode {
         judge(&format!("{} bf16", case.name), &|| compare(&case, DType::BF16, &device, BF16_TOLERANCE));
         judge(&format!("{} twice", case.name), &|| same_bits_twice(&case, &device));
     }
-    let own: [(&str, fn(&Device) -> Outcome); 10] = [
+    let own: [(&str, fn(&Device) -> Outcome); 11] = [
         ("a replayed training step gives the bits of a direct one", |d| graph_replays(d, DType::F32)),
         ("a replayed bf16 training step gives the bits of a direct one", |d| graph_replays(d, DType::BF16)),
         ("a repeated step allocates nothing", repeated_step),
         ("the optimizer agrees with the CPU", optimizer_agrees),
         ("recomputed regions give the same bits", recompute_bits),
         ("host copies are refused during a capture", copies_in_capture),
+        ("four threads on one device get the bits of one", four_threads),
         ("too large a buffer is an error that names the sizes", out_of_memory),
         ("tensors of two devices are refused", two_devices),
         ("a failing kernel is reported and the program ends cleanly", failure_is_reported),
@@ -95,63 +95,6 @@ fn same_bits_twice(case: &support::Case, device: &Device) -> Outcome {
         expect(equal, format!("two runs in {dtype} differ"))?;
     }
     Ok(())
-}
-
-/// A small training problem with everything a step has.
-struct Problem {
-    x: Tensor,
-    params: Vec<Param>,
-    optimizer: AdamW,
-}
-
-impl Problem {
-    fn new(device: &Device, dtype: DType) -> Result<Self> {
-        let mut rng = Rng(5);
-        let mut random = |shape: &[usize], size: f64| {
-            let n: usize = shape.iter().product();
-            let data: Vec<f32> = (0..n).map(|_| (size * rng.normal()) as f32).collect();
-            Tensor::from_slice(&data, shape, device)
-        };
-        let params = [("w1", vec![3, 64, 128], 0.1), ("b1", vec![3, 128], 0.1), ("w2", vec![3, 128, 64], 0.1)]
-            .into_iter()
-            .map(|(name, shape, size)| Param::new(name, &random(&shape, size)?, dtype))
-            .collect::<Result<Vec<_>>>()?;
-        let x = ops::cast(&random(&[3, 40, 64], 1.0)?, dtype)?;
-        let group = Group { params: params.clone(), weight_decay: 0.01, rate: 1.0 };
-        let optimizer = AdamW::new(vec![group], Settings { clip: Clip::Norm(0.5), ..Settings::default() })?;
-        Ok(Problem { x, params, optimizer })
-    }
-
-    /// Forward, backward and the capturable half of the update; gives the loss.
-    fn step(&self, recompute: bool) -> Result<Tensor> {
-        self.optimizer.zero_grad()?;
-        let tape = Tape::new();
-        let mut h = tape.variable(&self.x);
-        for _ in 0..3 {
-            let params = self.params.clone();
-            let layer = move |tape: &Tape, t: &[Tensor]| {
-                let bias = tape.param(&params[1]);
-                let with = Linear { bias: Some(&bias), activation: Activation::Gelu, ..Linear::default() };
-                let u = ops::linear(&t[0], &tape.param(&params[0]), with)?;
-                let with = Linear { residual: Some(&t[0]), ..Linear::default() };
-                Ok(vec![ops::linear(&u, &tape.param(&params[2]), with)?])
-            };
-            h = if recompute { tape.recompute(&[&h], layer)?.remove(0) } else { layer(&tape, &[h])?.remove(0) };
-        }
-        let loss = ops::mean(&ops::mul(&h, &h)?)?;
-        tape.backward(&loss)?;
-        self.optimizer.apply()?;
-        Ok(loss)
-    }
-
-    fn values(&self) -> Result<Vec<u32>> {
-        let mut bits = Vec::new();
-        for p in &self.params {
-            bits.extend(p.value().to_vec::<f32>()?.iter().map(|x| x.to_bits()));
-            bits.extend(p.compute().to_f32_vec()?.iter().map(|x| x.to_bits()));
-        }
-        Ok(bits)
-    }
 }
 
 fn graph_replays(device: &Device, dtype: DType) -> Outcome {
@@ -237,6 +180,21 @@ fn copies_in_capture(device: &Device) -> Outcome {
     expect(matches!(refused, Err(Error::Argument { .. })), "a host copy was captured")?;
     // The device works on after the refusal.
     expect(text(ops::add(&x, &x).and_then(|y| y.to_vec::<f32>()))? == [2.0; 4], "wrong sum afterwards")
+}
+
+/// Each thread captures and replays graphs of its own, and issues single operations and host copies meanwhile.
+fn four_threads(device: &Device) -> Outcome {
+    let alone: Vec<Vec<u32>> = text((0..4).map(|seed| train(device, seed)).collect())?;
+    for round in 0..5 {
+        let together: Vec<Vec<u32>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|seed| scope.spawn(move || train(device, seed))).collect();
+            let results = threads.into_iter().map(|t| t.join().map_err(|_| "a thread panicked".to_string()).and_then(text));
+            results.collect::<std::result::Result<_, _>>()
+        })?;
+        let differ: Vec<usize> = (0..4).filter(|i| alone[*i] != together[*i]).collect();
+        expect(differ.is_empty(), format!("round {round}: threads {differ:?} got other bits"))?;
+    }
+    Ok(())
 }
 
 fn out_of_memory(device: &Device) -> Outcome {

@@ -27,7 +27,7 @@ fn measure(loss: impl Fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>) -> Result
     tape.backward(&loss)?;
     let needed = device.pool_stats().peak_bytes - before;
     let dh = tape.grad(&h).map_or(Ok(Vec::new()), |g| g.to_vec::<f32>())?;
-    Ok((loss.item()?, dh, weight.grad().to_vec::<f32>()?, needed))
+    Ok((loss.item()?, dh, weight.grad()?.to_vec::<f32>()?, needed))
 }
 
 fn assert_close(got: &[f32], want: &[f32]) {

@@ -3,7 +3,7 @@
 mod support;
 
 use armt_engine::Device;
-use support::{Case, cases, check};
+use support::{Case, check};
 
 /// Relative to the largest value: f32 rounding at these sizes stays well below.
 const TOLERANCE: f64 = 1e-4;
@@ -17,7 +17,17 @@ fn assert_all(cases: Vec<Case>) {
     assert!(failures.is_empty(), "{} of {} cases fail:\n{}", failures.len(), cases.len(), failures.join("\n"));
 }
 
-#[test]
-fn every_operation_agrees_with_plain_loops_and_their_differences() {
-    assert_all(cases::all());
+macro_rules! tests {
+    ($($name:ident: $cases:path;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                super::assert_all($cases());
+            }
+        )*
+    };
+}
+
+mod plain_loops_and_their_differences_agree_on {
+    crate::support::cases::each_group!(tests);
 }

@@ -30,7 +30,7 @@ fn gradient(step: usize, i: usize) -> f32 {
 
 fn set_gradient(p: &Param, step: usize) -> Vec<f32> {
     let g: Vec<f32> = (0..p.value().elements()).map(|i| gradient(step, i)).collect();
-    p.grad().overwrite(&g).unwrap();
+    p.grad().unwrap().overwrite(&g).unwrap();
     g
 }
 
@@ -81,7 +81,7 @@ fn a_shadow_follows_its_parameter() {
     let value = Tensor::from_slice(&[1f32, -2.0], [2], &Device::cpu()).unwrap();
     let p = Param::new("p", &value, DType::BF16).unwrap();
     let mut optimizer = AdamW::new(vec![group(&[&p], 0.0)], Settings::default()).unwrap();
-    p.grad().overwrite(&[1f32, 1.0]).unwrap();
+    p.grad().unwrap().overwrite(&[1f32, 1.0]).unwrap();
     optimizer.step(0.5).unwrap();
     let rounded: Vec<f32> = p.compute().to_f32_vec().unwrap();
     for (shadow, master) in rounded.iter().zip(p.value().to_vec::<f32>().unwrap()) {
@@ -120,7 +120,7 @@ fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
     let path = dir.path().join("optimizer.safetensors");
     let p = param("p", &[1.0, 2.0]);
     let mut optimizer = AdamW::new(vec![group(&[&p], 0.0)], Settings::default()).unwrap();
-    p.grad().overwrite(&[1f32, 1.0]).unwrap();
+    p.grad().unwrap().overwrite(&[1f32, 1.0]).unwrap();
     optimizer.step(0.1).unwrap();
     optimizer.save(&path).unwrap();
     let good = std::fs::read(&path).unwrap();

@@ -40,7 +40,7 @@ fn adamw(model: &Model) -> AdamW {
 fn trained(seed: u64) -> (Model, AdamW) {
     let model = armt(seed);
     let mut optimizer = adamw(&model);
-    model.params().iter().for_each(|p| p.grad().overwrite(&p.value().to_vec::<f32>().unwrap()).unwrap());
+    model.params().iter().for_each(|p| p.grad().unwrap().overwrite(&p.value().to_vec::<f32>().unwrap()).unwrap());
     optimizer.step(1e-3).unwrap();
     (model, optimizer)
 }

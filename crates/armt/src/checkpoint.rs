@@ -13,28 +13,38 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::files::write_beside;
 use crate::recurrence::Recurrent;
-use crate::weights::{self, Staged, Tensors};
+use crate::weights::{self, Entry, Found, Tensors};
 
-/// Overwrites all parameters from a file. A missing, misshapen or non-finite tensor is an error by name, and nothing is changed.
-pub fn set_weights(recurrence: &dyn Recurrent, tensors: &Tensors) -> Result<()> {
-    let entries = recurrence.entries();
-    let mut staged = Staged::default();
-    for entry in &entries {
-        let (name, shape, data) = tensors.weight(&entry.names().collect::<Vec<_>>())?;
+/// Overwrites all parameters from a file, one after the other; `each` sees every parameter with its values. A missing, misshapen or
+/// non-finite tensor is an error by name, and nothing is changed.
+pub fn set_weights(recurrence: &dyn Recurrent, tensors: &Tensors, each: &mut dyn FnMut(&Param, &[f32])) -> Result<()> {
+    let mut entries: HashMap<&str, Vec<Entry<'_>>> = HashMap::new();
+    for entry in recurrence.entries() {
+        let (name, shape, _) = tensors.weight(&entry.names().collect::<Vec<_>>())?;
         entry.expect_shape(tensors.path(), &name, &shape)?;
-        entry.import(&data, staged.values(entry.param));
+        entries.entry(entry.param.name()).or_default().push(entry);
     }
-    staged.set(recurrence.compute().device())
+    for param in recurrence.params() {
+        let mut values = vec![0.0; param.value().elements()];
+        for entry in entries.get(param.name()).into_iter().flatten() {
+            let (_, _, data) = tensors.weight(&entry.names().collect::<Vec<_>>())?;
+            entry.import(&data, &mut values);
+        }
+        each(param, &values);
+        let (dtype, device) = (param.value().dtype(), recurrence.compute().device());
+        param.set(&Tensor::from_f32_slice(&values, param.value().shape(), dtype, device)?)?;
+    }
+    Ok(())
 }
 
 /// Every parameter, or what `pick` takes of it (its gradient, say), under the names and shapes of the files.
-pub fn export(recurrence: &dyn Recurrent, pick: impl Fn(&Param) -> &Tensor) -> Result<Vec<(String, Vec<usize>, Vec<f32>)>> {
+pub fn export(recurrence: &dyn Recurrent, pick: impl Fn(&Param) -> armt_engine::Result<&Tensor>) -> Result<Vec<Found>> {
     let mut cache: HashMap<String, Vec<f32>> = HashMap::new();
     let mut out = Vec::new();
     for entry in recurrence.entries() {
         let values = match cache.entry(entry.param.name().to_string()) {
             std::collections::hash_map::Entry::Occupied(e) => e.into_mut(),
-            std::collections::hash_map::Entry::Vacant(e) => e.insert(pick(entry.param).to_vec::<f32>()?),
+            std::collections::hash_map::Entry::Vacant(e) => e.insert(pick(entry.param)?.to_f32_vec()?),
         };
         let values = entry.export(values);
         out.push((entry.name, entry.shape, values));
@@ -47,20 +57,44 @@ pub fn save(recurrence: &dyn Recurrent, config: &Config, folder: &Path, dtype: D
     std::fs::create_dir_all(folder).map_err(|source| Error::io(folder, source))?;
     let text = serde_json::to_string_pretty(config).map_err(|e| Error::file(folder, e))?;
     write_beside(&folder.join("config.json"), text.as_bytes())?;
-    let tensors = export(recurrence, Param::value)?;
+    let tensors = export(recurrence, |p| Ok(p.value()))?;
     let metadata = HashMap::from([("format".into(), "pt".into())]);
     weights::write(&folder.join("model.safetensors"), &tensors, dtype, metadata)
 }
 
-/// A number that tells a model from any other: of its configuration and every parameter.
-pub fn fingerprint(recurrence: &dyn Recurrent, config: &Config) -> Result<String> {
-    let mut h = 0xcbf2_9ce4_8422_2325u64;
-    let mut add = |word: u64| h = (h ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
-    // How it is asked changes nothing of what it has read.
-    let config = Config { after_question: None, ..config.clone() };
-    serde_json::to_string(&config).unwrap_or_default().bytes().for_each(|b| add(u64::from(b)));
-    for param in recurrence.params() {
-        param.value().to_vec::<f32>()?.iter().for_each(|x| add(u64::from(x.to_bits())));
+/// A number that tells a model from any other, of its configuration and every parameter in f32, being made.
+pub struct Fingerprint(u64);
+
+impl Fingerprint {
+    /// Of a configuration, to which parameters are added in their order.
+    pub fn new(config: &Config) -> Self {
+        let mut made = Fingerprint(0xcbf2_9ce4_8422_2325);
+        // How it is asked changes nothing of what it has read.
+        let config = Config { after_question: None, ..config.clone() };
+        serde_json::to_string(&config).unwrap_or_default().bytes().for_each(|b| made.word(u64::from(b)));
+        made
     }
-    Ok(format!("{h:016x}"))
+
+    fn word(&mut self, word: u64) {
+        self.0 = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
+    }
+
+    /// Adds a parameter's values.
+    pub fn add(&mut self, values: &[f32]) {
+        values.iter().for_each(|x| self.word(u64::from(x.to_bits())));
+    }
+
+    /// The number.
+    pub fn finish(&self) -> String {
+        format!("{:016x}", self.0)
+    }
+}
+
+/// The fingerprint of a model whose parameters are in f32.
+pub fn fingerprint(recurrence: &dyn Recurrent, config: &Config) -> Result<String> {
+    let mut made = Fingerprint::new(config);
+    for param in recurrence.params() {
+        made.add(&param.value().to_f32_vec()?);
+    }
+    Ok(made.finish())
 }

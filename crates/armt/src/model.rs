@@ -16,40 +16,56 @@ use crate::recurrence::{self, DeviceBatch, HostBatch, Inputs, Recurrent, Sizes, 
 use crate::schedule::{Backprop, Pass, ScheduleKind};
 use crate::segment::{Alignment, Batch, Segment, segments};
 use crate::state::{State, file};
-use crate::weights::Tensors;
+use crate::weights::{Purpose, Tensors};
 
 /// A recurrence with its configuration. Cheap to clone; clones share the parameters.
 #[derive(Clone)]
 pub struct Model {
     config: Arc<Config>,
     recurrence: Arc<dyn Recurrent>,
+    /// Of a model that was loaded to be used: its parameters may be rounded, its fingerprint is that of the file.
+    fingerprint: Option<Arc<str>>,
 }
 
 impl Model {
     /// A model with fresh parameters. `dtype` is the type of the computation: f32, or bf16 on CUDA.
     pub fn fresh(config: Config, seed: u64, dtype: DType, device: &Device) -> Result<Self> {
-        Self::build(config, Some(seed), dtype, device)
+        Self::build(config, Purpose::TrainFresh(seed), dtype, device)
     }
 
-    /// A model whose parameters are zero, to be set.
+    /// A model to be trained whose parameters are zero, to be set.
     pub fn blank(config: Config, dtype: DType, device: &Device) -> Result<Self> {
-        Self::build(config, None, dtype, device)
+        Self::build(config, Purpose::Train, dtype, device)
     }
 
-    fn build(config: Config, seed: Option<u64>, dtype: DType, device: &Device) -> Result<Self> {
-        let recurrence = recurrence::build(&config, seed, &Arc::new(Compute::new(device, dtype)))?;
-        Ok(Model { config: Arc::new(config), recurrence: Arc::from(recurrence) })
+    fn build(config: Config, purpose: Purpose, dtype: DType, device: &Device) -> Result<Self> {
+        let recurrence = recurrence::build(&config, purpose, &Arc::new(Compute::new(device, dtype)))?;
+        Ok(Model { config: Arc::new(config), recurrence: Arc::from(recurrence), fingerprint: None })
     }
 
-    /// Loads a model folder. A folder of a plain backbone loads as a model without memory, its whole context one segment.
+    /// Loads a model folder to be used: nothing is kept but the weights in the type of the computation. A folder of a plain backbone loads
+    /// as a model without memory, its whole context one segment.
     pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Self> {
-        let config = Config::load(folder)?;
-        let model = Model::blank(config, dtype, device).map_err(|e| match e {
-            Error::Engine(_) => e,
-            other => Error::file(&folder.join("config.json"), other),
-        })?;
+        let mut model = Self::load_for(folder, Purpose::Use, dtype, device)?;
+        let tensors = Tensors::open(folder)?;
+        let mut hash = checkpoint::Fingerprint::new(&model.config);
+        checkpoint::set_weights(model.recurrence(), &tensors, &mut |_, values| hash.add(values))?;
+        model.fingerprint = Some(hash.finish().into());
+        Ok(model)
+    }
+
+    /// Loads a model folder to be trained on.
+    pub fn load_trainable(folder: &Path, dtype: DType, device: &Device) -> Result<Self> {
+        let model = Self::load_for(folder, Purpose::Train, dtype, device)?;
         model.set_weights(&Tensors::open(folder)?)?;
         Ok(model)
+    }
+
+    fn load_for(folder: &Path, purpose: Purpose, dtype: DType, device: &Device) -> Result<Self> {
+        Self::build(Config::load(folder)?, purpose, dtype, device).map_err(|e| match e {
+            Error::Engine(_) => e,
+            other => Error::file(&folder.join("config.json"), other),
+        })
     }
 
     /// A backbone of the shape that a Hugging Face folder's `config.json` describes, its weights random, with a fresh memory: to try what is
@@ -66,13 +82,17 @@ impl Model {
         Ok(model)
     }
 
-    /// Overwrites all parameters from a file. A missing, misshapen or non-finite tensor is an error by name, and nothing is changed.
+    /// Overwrites all parameters of a model that is trained from a file. A missing, misshapen or non-finite tensor is an error by name, and
+    /// nothing is changed.
     pub fn set_weights(&self, tensors: &Tensors) -> Result<()> {
-        checkpoint::set_weights(self.recurrence(), tensors)
+        if self.fingerprint.is_some() {
+            return Err(Error::Unsupported("a model that was loaded to be used keeps its weights".into()));
+        }
+        checkpoint::set_weights(self.recurrence(), tensors, &mut |_, _| {})
     }
 
     /// Every parameter, or what `pick` takes of it (its gradient, say), under the names and shapes of the files.
-    pub fn export(&self, pick: impl Fn(&Param) -> &Tensor) -> Result<Vec<(String, Vec<usize>, Vec<f32>)>> {
+    pub fn export(&self, pick: impl Fn(&Param) -> armt_engine::Result<&Tensor>) -> Result<Vec<(String, Vec<usize>, Vec<f32>)>> {
         checkpoint::export(self.recurrence(), pick)
     }
 
@@ -129,9 +149,12 @@ impl Model {
         self.recurrence.entries().iter().map(own).sum::<usize>() + rows * self.sizes().width
     }
 
-    /// A number that tells this model from any other: of its configuration and every parameter. It reads them all.
+    /// A number that tells this model from any other: of its configuration and every parameter.
     pub fn fingerprint(&self) -> Result<String> {
-        checkpoint::fingerprint(self.recurrence(), &self.config)
+        match &self.fingerprint {
+            Some(known) => Ok(known.to_string()),
+            None => checkpoint::fingerprint(self.recurrence(), &self.config),
+        }
     }
 
     /// The state before anything of `texts` texts was read.

@@ -182,7 +182,7 @@ fn write_hugging_face(folder: &Path, config: &serde_json::Value, tensors: &[(Str
 fn plain(family: &str) -> (Model, Vec<(String, Vec<usize>, Vec<f32>)>) {
     let config = small::config(family, 2, MemoryConfig::new(Window { sliding_window: false }), 8, Alignment::Left);
     let model = model(config, 11, &cpu());
-    let tensors = model.export(Param::value).unwrap();
+    let tensors = model.export(|p| Ok(p.value())).unwrap();
     (model, tensors)
 }
 

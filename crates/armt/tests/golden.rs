@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use armt::config::{Alignment, Config, ModelType};
-use armt::engine::{DType, Device, Param, Tape};
+use armt::engine::{DType, Device, Tape};
 use armt::generate::Options;
 use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window};
 use armt::schedule::{Backprop, ScheduleKind};
@@ -309,7 +309,7 @@ fn gradients(case: &Case<'_>, model: &Model, schedule: ScheduleKind, tolerance: 
     tape.backward(&loss).unwrap();
     expect("the loss", (loss.item().unwrap() - case.floats("loss")[0]).abs(), tolerance.logits)?;
     let mut compared = 0;
-    for (name, _, got) in model.export(Param::grad).unwrap() {
+    for (name, _, got) in model.export(armt::engine::Param::grad).unwrap() {
         let key = format!("grad.{name}");
         if !case.has(&key) {
             continue;

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use armt::State;
 use armt::config::Alignment;
-use armt::engine::{DType, Device, Param, Tape};
+use armt::engine::{DType, Device, Tape};
 use armt::memory::{Associative, MemoryConfig, Rmt, Window};
 use armt::schedule::{Backprop, ScheduleKind};
 use armt::segment::Batch;
@@ -42,7 +42,7 @@ fn run(model: &Model, batch: &Batch, asked: usize, state: &State, schedule: Sche
     let targets = last_targets(batch, asked);
     let (loss, state) = model.loss(&tape, batch, &targets, state, schedule, Backprop::default()).unwrap();
     tape.backward(&loss).unwrap();
-    let gradients = model.export(Param::grad).unwrap().into_iter().map(|(name, _, g)| (name, g)).collect();
+    let gradients = model.export(armt::engine::Param::grad).unwrap().into_iter().map(|(name, _, g)| (name, g)).collect();
     Run { logits, state, loss: loss.item().unwrap(), gradients }
 }
 
@@ -153,7 +153,7 @@ fn gradients(
     let (tape, targets) = (Tape::new(), last_targets(text, asked));
     let (loss, _) = model.loss(&tape, text, &targets, state, schedule, backprop).unwrap();
     tape.backward(&loss).unwrap();
-    model.params().iter().map(|p| p.grad().to_vec::<f32>().unwrap()).collect()
+    model.params().iter().map(|p| p.grad().unwrap().to_vec::<f32>().unwrap()).collect()
 }
 
 #[test]

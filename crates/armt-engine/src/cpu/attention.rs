@@ -10,70 +10,46 @@ use rayon::prelude::*;
 
 use super::small_product::{Matrix, multiply};
 use super::{arch, math};
-use crate::ops::Heads;
+use crate::ops::attention::{Heads, Layout};
+use crate::paths;
 
 /// Query rows of a block.
 const BLOCK: usize = 24;
 /// Score rows are padded to the widest vector.
 const LANES: usize = 16;
-/// Tasks of fewer multiplications than this are put together.
-const GRAIN: usize = 1 << 15;
 
-/// How sequences lie in memory: `n` of them, rows `q_row` and `k_row` elements apart.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
-    pub(crate) n: usize,
-    pub(crate) tq: usize,
-    pub(crate) tk: usize,
-    pub(crate) heads: Heads,
-    pub(crate) q_row: usize,
-    pub(crate) k_row: usize,
+/// Score rows, padded.
+fn score_width(l: Layout) -> usize {
+    l.tk.next_multiple_of(LANES)
 }
 
-impl Layout {
-    fn group(&self) -> usize {
-        self.heads.query / self.heads.key
-    }
+fn assert_fits(l: Layout, q: &[f32], k: &[f32], v: &[f32], mask: Option<&[i32]>) {
+    let Heads { query, key, size } = l.heads;
+    let needed = |rows: usize, row: usize, width: usize| if rows == 0 { 0 } else { (rows - 1) * row + width };
+    let keys = needed(l.n * l.tk, l.k_row, key * size);
+    assert!(l.tk >= l.tq && q.len() >= needed(l.n * l.tq, l.q_row, query * size));
+    assert!(k.len() >= keys && v.len() >= keys);
+    assert!(mask.is_none_or(|m| m.len() == l.n * l.tk));
+}
 
-    fn scale(&self) -> f32 {
-        1.0 / (self.heads.size as f32).sqrt()
+/// Calls `task(sequence, key head, scratch of `floats`)` for every key head, on all threads if it is worth it.
+fn each(l: Layout, floats: usize, task: impl Fn(usize, usize, &mut [f32]) + Sync) {
+    thread_local! {
+        static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
     }
-
-    /// Score rows, padded.
-    fn width(&self) -> usize {
-        self.tk.next_multiple_of(LANES)
-    }
-
-    fn assert_fits(&self, q: &[f32], k: &[f32], v: &[f32], mask: Option<&[i32]>) {
-        let Heads { query, key, size } = self.heads;
-        let needed = |rows: usize, row: usize, width: usize| if rows == 0 { 0 } else { (rows - 1) * row + width };
-        let keys = needed(self.n * self.tk, self.k_row, key * size);
-        assert!(self.tk >= self.tq && q.len() >= needed(self.n * self.tq, self.q_row, query * size));
-        assert!(k.len() >= keys && v.len() >= keys);
-        assert!(mask.is_none_or(|m| m.len() == self.n * self.tk));
-    }
-
-    /// Calls `task(sequence, key head, scratch of `floats`)` for every key head, on all threads if it is worth it.
-    fn each(&self, floats: usize, task: impl Fn(usize, usize, &mut [f32]) + Sync) {
-        thread_local! {
-            static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-        }
-        let key = self.heads.key;
-        let one = |i: usize| {
-            SCRATCH.with_borrow_mut(|scratch| {
-                if scratch.len() < floats {
-                    scratch.resize(floats, 0.0);
-                }
-                task(i / key, i % key, &mut scratch[..floats]);
-            });
-        };
-        let tasks = self.n * key;
-        let cost = self.group() * self.tq * self.tk * self.heads.size;
-        if tasks * cost < 2 * GRAIN {
-            (0..tasks).for_each(one);
-        } else {
-            (0..tasks).into_par_iter().with_min_len(GRAIN.div_ceil(cost.max(1))).for_each(one);
-        }
+    let key = l.heads.key;
+    let one = |i: usize| {
+        SCRATCH.with_borrow_mut(|scratch| {
+            if scratch.len() < floats {
+                scratch.resize(floats, 0.0);
+            }
+            task(i / key, i % key, &mut scratch[..floats]);
+        });
+    };
+    let tasks = l.n * key;
+    match paths::attention_tasks(tasks, l.group() * l.tq * l.tk * l.heads.size) {
+        None => (0..tasks).for_each(one),
+        Some(together) => (0..tasks).into_par_iter().with_min_len(together).for_each(one),
     }
 }
 
@@ -94,12 +70,12 @@ impl Out {
 /// o `[n, tq, H size]` and, if asked for, the log-sum-exp of each row, `[n, H, tq]`.
 pub(crate) fn forward(q: &[f32], k: &[f32], v: &[f32], mask: Option<&[i32]>, l: Layout, o: &mut [f32], lse: Option<&mut [f32]>) {
     let Heads { query, size, .. } = l.heads;
-    l.assert_fits(q, k, v, mask);
+    assert_fits(l, q, k, v, mask);
     assert!(o.len() == l.n * l.tq * query * size && lse.as_ref().is_none_or(|x| x.len() == l.n * query * l.tq));
-    let (o_row, width, offset, scale) = (query * size, l.width(), l.tk - l.tq, l.scale());
+    let (o_row, width, offset, scale) = (query * size, score_width(l), l.tk - l.tq, l.scale());
     let out = Out(o.as_mut_ptr());
     let lse_out = lse.map(|x| Out(x.as_mut_ptr()));
-    l.each(size * width + l.tk * size + BLOCK * width, |n, hk, scratch| {
+    each(l, size * width + l.tk * size + BLOCK * width, |n, hk, scratch| {
         let (kt, rest) = scratch.split_at_mut(size * width); // [size, width]
         let (vp, s) = rest.split_at_mut(l.tk * size); // [tk, size], [BLOCK, width]
         let keys = &k[n * l.tk * l.k_row + hk * size..];
@@ -147,11 +123,11 @@ pub(crate) fn backward(
     [dq, dk, dv]: [Out; 3],
 ) {
     let Heads { query, size, .. } = l.heads;
-    l.assert_fits(q, k, v, mask);
+    assert_fits(l, q, k, v, mask);
     assert!(o.len() == l.n * l.tq * query * size && d_o.len() == o.len() && lse.len() == l.n * query * l.tq);
-    let (o_row, width, offset, scale) = (query * size, l.width(), l.tk - l.tq, l.scale());
+    let (o_row, width, offset, scale) = (query * size, score_width(l), l.tk - l.tq, l.scale());
     let dense = l.tk * size;
-    l.each(2 * size * width + 3 * dense + 2 * BLOCK * width, |n, hk, scratch| {
+    each(l, 2 * size * width + 3 * dense + 2 * BLOCK * width, |n, hk, scratch| {
         let (kt, rest) = scratch.split_at_mut(size * width); // [size, width]
         let (vt, rest) = rest.split_at_mut(size * width); // [size, width]
         let (kp, rest) = rest.split_at_mut(dense); // [tk, size]

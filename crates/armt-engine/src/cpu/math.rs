@@ -96,7 +96,7 @@ pub(crate) fn total(parts: [f32; 16]) -> f32 {
     (c[0] + c[2]) + (c[1] + c[3])
 }
 
-/// The same of twice as many.
+/// The sum of 32 numbers, as a tree.
 #[inline(always)]
 pub(crate) fn total_32(parts: [f32; 32]) -> f32 {
     total(std::array::from_fn(|i| parts[i] + parts[i + 16]))

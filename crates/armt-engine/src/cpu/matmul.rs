@@ -1,18 +1,13 @@
 //! Batched products on the `gemm` crate, with an epilogue that runs over each piece of the result while it is in the cache.
 //!
-//! A product is cut into (group, rows) or (group, columns) pieces, one thread each: the crate's own threading synchronises inside a
-//! product, which costs a tenth at our sizes.
+//! A product is cut into (group, rows) or (group, columns) pieces, one thread each.
 
 use gemm::Parallelism;
 use rayon::prelude::*;
 
 use super::math;
 use crate::ops::Sizes;
-
-/// Products below this many multiplications stay on one thread.
-const SERIAL: usize = 1 << 16;
-/// Fewest rows or columns a piece has, so that the micro-kernels stay full.
-const SMALLEST: usize = 32;
+use crate::paths::{self, ProductPieces};
 
 /// A pointer that pieces of one product share.
 #[derive(Clone, Copy)]
@@ -44,7 +39,7 @@ pub(crate) fn batched(
     if batch * m * n == 0 {
         return;
     }
-    let (pieces, by_rows) = pieces(s);
+    let ProductPieces { pieces, by_rows, serial } = paths::product_pieces(s, rayon::current_num_threads());
     let length = if by_rows { m } else { n }.div_ceil(pieces);
     let out = Shared(y.as_mut_ptr());
     let piece = |i: usize| {
@@ -88,7 +83,7 @@ pub(crate) fn batched(
             }
         }
     };
-    if batch * pieces == 1 || batch * m * n * k < SERIAL {
+    if serial {
         (0..batch * pieces).for_each(piece);
     } else {
         (0..batch * pieces).into_par_iter().for_each(piece);
@@ -98,28 +93,6 @@ pub(crate) fn batched(
             epilogue(group, 0, y);
         }
     }
-}
-
-/// Into how many pieces each group is cut, and whether along its rows.
-fn pieces(s: Sizes) -> (usize, bool) {
-    let threads = rayon::current_num_threads();
-    if s.batch * s.m * s.n * s.k < SERIAL {
-        return (1, true);
-    }
-    // As few as give every thread the same number of pieces.
-    let mut wanted = threads / gcd(s.batch, threads);
-    if s.batch >= 4 * threads {
-        wanted = 1;
-    }
-    if s.m >= wanted * SMALLEST || s.m >= s.n {
-        (wanted.min(s.m.div_ceil(SMALLEST)).max(1), true)
-    } else {
-        (wanted.min(s.n.div_ceil(SMALLEST)).max(1), false)
-    }
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Rows of `n`: add a bias, apply GELU, add a residual.

@@ -17,15 +17,13 @@ macro_rules! simd {
 }
 pub(crate) use simd;
 
-pub(crate) mod assoc;
-pub(crate) mod assoc_read;
 pub(crate) mod attention;
 pub(crate) mod cross_entropy;
-pub(crate) mod dpfp;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod math;
 pub(crate) mod matmul;
+pub(crate) mod memory;
 pub(crate) mod norm;
 pub(crate) mod optim;
 pub(crate) mod reduce;
@@ -37,6 +35,8 @@ pub(crate) mod softmax;
 use std::sync::OnceLock;
 
 use rayon::prelude::*;
+
+use crate::paths;
 
 /// What the CPU kernels use.
 #[derive(Debug, Clone)]
@@ -88,9 +88,6 @@ pub(crate) fn dispatch<R>(f: impl FnOnce() -> R) -> R {
     arch().dispatch(f)
 }
 
-/// Fewer elements than this are not worth another thread.
-const GRAIN: usize = 1 << 14;
-
 /// Calls `f(first row, rows)` over `out` cut into pieces of whole rows of `width`, on several threads if rows of `cost` element
 /// operations each are worth it.
 pub(crate) fn par_rows<T: Send>(out: &mut [T], width: usize, cost: usize, f: impl Fn(usize, &mut [T]) + Sync) {
@@ -98,19 +95,10 @@ pub(crate) fn par_rows<T: Send>(out: &mut [T], width: usize, cost: usize, f: imp
         return;
     }
     let rows = out.len() / width;
-    let piece = rows_per_piece(rows, cost);
+    let piece = paths::rows_per_piece(rows, cost, rayon::current_num_threads());
     if piece >= rows {
         f(0, out);
     } else {
         out.par_chunks_mut(piece * width).enumerate().for_each(|(i, chunk)| f(i * piece, chunk));
     }
-}
-
-/// How many rows one task takes: at least a grain of work, and about four tasks a thread for balance.
-pub(crate) fn rows_per_piece(rows: usize, cost: usize) -> usize {
-    let threads = rayon::current_num_threads();
-    if threads == 1 || rows * cost < 2 * GRAIN {
-        return rows.max(1);
-    }
-    rows.div_ceil(threads * if rows * cost < 64 * GRAIN { 1 } else { 4 }).max(GRAIN.div_ceil(cost.max(1))).max(1)
 }

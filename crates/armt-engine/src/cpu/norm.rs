@@ -5,7 +5,8 @@
 
 use rayon::prelude::*;
 
-use super::{GRAIN, math, par_rows};
+use super::{math, par_rows};
+use crate::paths;
 
 /// What is normalised, and how.
 #[derive(Clone, Copy, Debug)]
@@ -110,7 +111,7 @@ pub(crate) fn backward(
         tasks.push(Piece { first, dx, dgain, dbias: dbias.as_mut().and_then(Iterator::next) });
     }
     let run = |piece: Piece<'_>| simd!(backward_piece((x, gain, dy), piece, add, norm));
-    if 8 * x.len() < 2 * GRAIN {
+    if paths::stays_on_one_thread(8 * x.len()) {
         tasks.into_iter().for_each(run);
     } else {
         tasks.into_par_iter().for_each(run);

@@ -97,7 +97,7 @@ pub(crate) enum Epilogue {
     Bias,
     /// Add a bias and apply GELU (tanh form).
     BiasGelu,
-    /// The same, also storing the values before GELU for the backward pass.
+    /// Bias and GELU, also storing the values before GELU for the backward pass.
     BiasGeluAux,
 }
 

@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::libraries::{self, c_api};
+use super::turns::{Turn, Turns};
 use crate::error::{Error, Result};
 
 type Handle = *mut c_void;
@@ -110,13 +111,15 @@ impl Driver {
     }
 }
 
-/// One device's context and its stream. All work of a device goes through its one stream, in the order in which it is issued.
+/// One device's context and its stream. All work of a device goes through its one stream, in the order in which threads issue it.
 pub(crate) struct Context {
     driver: &'static Driver,
     ordinal: usize,
     device: c_int,
     context: Handle,
     stream: Handle,
+    turns: Turns,
+    /// Seen by the thread that has the turn.
     capturing: AtomicBool,
     /// The device's name.
     pub(crate) name: String,
@@ -130,7 +133,7 @@ pub(crate) struct Context {
 
 // SAFETY: CUDA contexts and streams may be used from any thread; every method makes the context current on the calling thread first.
 unsafe impl Send for Context {}
-// SAFETY: as above; the driver serialises calls on one stream.
+// SAFETY: as above; `turns` puts calls on the stream in order.
 unsafe impl Sync for Context {}
 
 impl Context {
@@ -172,6 +175,7 @@ impl Context {
                 device,
                 context,
                 stream,
+                turns: Turns::default(),
                 capturing: AtomicBool::new(false),
                 name: CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned(),
                 capability,
@@ -201,6 +205,11 @@ impl Context {
 
     pub(crate) fn stream(&self) -> Handle {
         self.stream
+    }
+
+    /// Waits for the calling thread's turn to issue work: for work that takes several calls.
+    pub(super) fn turn(&self) -> Turn<'_> {
+        self.turns.take()
     }
 
     pub(crate) fn is_capturing(&self) -> bool {
@@ -253,6 +262,7 @@ impl Context {
 
     /// Copies host bytes to the device. The slice may be reused when this returns.
     pub(crate) fn upload<T: Copy>(&self, to: u64, from: &[T]) -> Result<()> {
+        let _turn = self.turn();
         self.refuse_in_capture("upload")?;
         let bytes = std::mem::size_of_val(from);
         // SAFETY: the caller's destination holds `bytes` bytes. The source is pageable memory, which the driver stages before
@@ -262,6 +272,7 @@ impl Context {
 
     /// Copies device bytes to the host and waits for them.
     pub(crate) fn download<T: Copy>(&self, from: u64, to: &mut [T]) -> Result<()> {
+        let _turn = self.turn();
         self.refuse_in_capture("download")?;
         let bytes = std::mem::size_of_val(to);
         // SAFETY: the caller's source holds `bytes` bytes; the destination outlives the synchronisation below.
@@ -270,22 +281,26 @@ impl Context {
     }
 
     pub(crate) fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        let _turn = self.turn();
         // SAFETY: both are device allocations of at least `bytes` bytes that live until work issued later has been ordered.
         self.call("cuMemcpyDtoD", |d| unsafe { (d.cuMemcpyDtoDAsync_v2)(to, from, bytes, self.stream) })
     }
 
     pub(crate) fn zero(&self, to: u64, bytes: usize) -> Result<()> {
+        let _turn = self.turn();
         // SAFETY: a device allocation of at least `bytes` bytes.
         self.call("cuMemsetD8", |d| unsafe { (d.cuMemsetD8Async)(to, 0, bytes, self.stream) })
     }
 
     /// Sets `count` 32-bit words.
     pub(crate) fn fill(&self, to: u64, bits: u32, count: usize) -> Result<()> {
+        let _turn = self.turn();
         // SAFETY: a device allocation of at least `4 * count` bytes.
         self.call("cuMemsetD32", |d| unsafe { (d.cuMemsetD32Async)(to, bits, count, self.stream) })
     }
 
     pub(crate) fn synchronize(&self) -> Result<()> {
+        let _turn = self.turn();
         self.refuse_in_capture("synchronize")?;
         // SAFETY: the stream lives as long as `self`.
         self.call("cuStreamSynchronize", |d| unsafe { (d.cuStreamSynchronize)(self.stream) })
@@ -328,6 +343,7 @@ impl Context {
         args: &mut [u64],
     ) -> Result<()> {
         let mut pointers: Vec<*mut c_void> = args.iter_mut().map(|a| (a as *mut u64).cast()).collect();
+        let _turn = self.turn();
         // SAFETY: the driver copies the arguments during the call, reading as many bytes of each as the kernel declares: at most 8.
         // That number and types agree with the kernel's declaration is checked by running every kernel in the GPU tests.
         self.call("cuLaunchKernel", |d| unsafe {
@@ -337,8 +353,9 @@ impl Context {
         })
     }
 
-    /// Records what `f` issues instead of running it.
+    /// Records what `f` issues instead of running it. Other threads wait until it is done.
     pub(super) fn capture<R>(&self, f: impl FnOnce() -> Result<R>) -> Result<(GraphHandle, R)> {
+        let _turn = self.turn();
         if self.capturing.swap(true, Ordering::Relaxed) {
             return Err(Error::argument("capture", "a capture is already under way on this device"));
         }
@@ -362,6 +379,7 @@ impl Context {
     }
 
     pub(super) fn launch_graph(&self, graph: &GraphHandle) -> Result<()> {
+        let _turn = self.turn();
         // SAFETY: the handle is destroyed only by its owner's `drop`.
         self.call("cuGraphLaunch", |d| unsafe { (d.cuGraphLaunch)(graph.0, self.stream) })
     }
@@ -371,8 +389,9 @@ impl Context {
         let _ = self.call("cuGraphExecDestroy", |d| unsafe { (d.cuGraphExecDestroy)(graph.0) });
     }
 
-    /// Milliseconds of device time that the work issued by `f` takes.
+    /// Milliseconds of device time that the work issued by `f` takes. Other threads wait until it is done.
     pub(super) fn time(&self, f: impl FnOnce() -> Result<()>) -> Result<f32> {
+        let _turn = self.turn();
         let start = Event::new(self)?;
         let end = Event::new(self)?;
         start.record()?;

@@ -1,5 +1,6 @@
 //! CUDA graphs: a sequence of operations recorded once and replayed with one call.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use super::CudaDevice;
@@ -8,10 +9,41 @@ use crate::error::{Error, Result};
 use crate::tensor::Device;
 use crate::tensor::pool::Pool;
 
+thread_local! {
+    /// The workspaces that this thread works in, the innermost last: the address of the device, and the pool.
+    static WITHIN: RefCell<Vec<(usize, Arc<Pool>)>> = const { RefCell::new(Vec::new()) };
+}
+
+fn address(device: &CudaDevice) -> usize {
+    std::ptr::from_ref(device).addr()
+}
+
+/// The pool of the innermost workspace of a device that the calling thread works in.
+pub(super) fn workspace_pool(device: &CudaDevice) -> Option<Arc<Pool>> {
+    WITHIN.with_borrow(|within| within.iter().rev().find(|(of, _)| *of == address(device)).map(|(_, pool)| pool.clone()))
+}
+
+/// The calling thread works in a workspace until this is dropped.
+struct Within;
+
+impl Within {
+    fn enter(device: &CudaDevice, pool: &Arc<Pool>) -> Self {
+        WITHIN.with_borrow_mut(|within| within.push((address(device), pool.clone())));
+        Within
+    }
+}
+
+impl Drop for Within {
+    fn drop(&mut self) {
+        WITHIN.with_borrow_mut(Vec::pop);
+    }
+}
+
 /// Buffers for the temporaries of steps that run one after the other: graphs, and the runs before they are recorded.
 ///
 /// All of them share the same buffers, so that a hundred graphs need no more memory than the largest. Nothing that a step makes may be read
-/// after another step of the workspace has begun: results are copied to tensors that were made outside.
+/// after another step of the workspace has begun: results are copied to tensors that were made outside. So a workspace is one thread's at a
+/// time; threads that share a device have one each.
 pub struct Workspace {
     device: Device,
     pool: Option<Arc<Pool>>,
@@ -22,19 +54,16 @@ impl Workspace {
     pub fn new(device: &Device) -> Self {
         let pool = match device {
             Device::Cpu => None,
-            Device::Cuda(cuda) => Some(Pool::child(&cuda.pool().root())),
+            Device::Cuda(cuda) => Some(Pool::child(cuda.root_pool())),
         };
         Workspace { device: device.clone(), pool }
     }
 
-    /// Runs `f` with this workspace's buffers.
+    /// Runs `f` with this workspace's buffers, on the calling thread: what other threads do meanwhile is not affected.
     pub fn run<R>(&self, f: impl FnOnce() -> Result<R>) -> Result<R> {
         let (Device::Cuda(cuda), Some(pool)) = (&self.device, &self.pool) else { return f() };
-        let outer = cuda.pool();
-        cuda.set_pool(pool.clone());
-        let result = f();
-        cuda.set_pool(outer);
-        result
+        let _within = Within::enter(cuda, pool);
+        f()
     }
 
     /// Records what `f` issues, without running it. Returns the graph and what `f` returned; the work happens at each [`Graph::replay`].

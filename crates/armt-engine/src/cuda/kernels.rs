@@ -332,7 +332,7 @@ impl CudaDevice {
         self.kernel_with(file, dtype, &[], name)
     }
 
-    /// The same with compile-time constants, named `C_...`.
+    /// Kernel `name` of `file`.cu for elements of `dtype`, compiled with constants named `C_...`.
     pub(crate) fn kernel_with(&self, file: &str, dtype: DType, defines: Defines<'_>, name: &str) -> Result<Launch<'_>> {
         let function = self.kernels.function(&self.context, file, dtype, defines, name)?;
         Ok(Launch { device: self, function, grid: (1, 1, 1), block: 256, shared: 0, args: Vec::with_capacity(16) })

@@ -9,10 +9,11 @@ mod libraries;
 mod nvml;
 mod nvrtc;
 mod tune;
+mod turns;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use blas::Blas;
 pub(crate) use blas::{Epilogue, Matrix, Product};
@@ -27,6 +28,7 @@ use nvrtc::Nvrtc;
 use tune::Choices;
 
 use crate::error::{Error, Result};
+use crate::paths::Card;
 use crate::tensor::DType;
 use crate::tensor::pool::{Block, Pool, Source};
 
@@ -43,7 +45,7 @@ pub struct CudaDevice {
     counters: Block,
     _workspace: Block,
     nvml: OnceLock<Option<Nvml>>,
-    pool: RwLock<Arc<Pool>>,
+    pool: Arc<Pool>,
     context: Arc<Context>,
 }
 
@@ -95,7 +97,7 @@ impl CudaDevice {
             counters,
             _workspace: workspace,
             nvml: OnceLock::new(),
-            pool: RwLock::new(pool),
+            pool,
             context,
         });
         open.insert(ordinal, Arc::downgrade(&device));
@@ -106,32 +108,25 @@ impl CudaDevice {
         self.context.ordinal()
     }
 
-    /// Number of multiprocessors, for sizing grids.
-    pub(crate) fn multiprocessors(&self) -> usize {
-        self.context.multiprocessors
-    }
-
-    /// Bytes of shared memory that one block can have.
-    pub(crate) fn shared_limit(&self) -> usize {
+    /// What decisions about paths and shapes of launches ask of the GPU.
+    pub(crate) fn card(&self) -> Card {
         let kilobytes = match self.context.capability {
             (8, 0 | 7) => 163,
             (9 | 10, _) => 227,
             _ => 99,
         };
-        kilobytes << 10
+        let Context { multiprocessors, capability, .. } = *self.context;
+        Card { multiprocessors, shared: kilobytes << 10, wgmma: capability == (9, 0) }
     }
 
-    /// Whether products of whole warpgroups (`wgmma`) exist: on Hopper only, neither before nor after.
-    pub(crate) fn has_wgmma(&self) -> bool {
-        self.context.capability == (9, 0)
-    }
-
+    /// Where the calling thread's buffers come from: the workspace that it works in, or else the device's pool.
     pub(crate) fn pool(&self) -> Arc<Pool> {
-        self.pool.read().unwrap_or_else(PoisonError::into_inner).clone()
+        graph::workspace_pool(self).unwrap_or_else(|| self.pool.clone())
     }
 
-    fn set_pool(&self, pool: Arc<Pool>) {
-        *self.pool.write().unwrap_or_else(PoisonError::into_inner) = pool;
+    /// The device's pool, which workspaces take from.
+    fn root_pool(&self) -> &Arc<Pool> {
+        &self.pool
     }
 
     /// What was found and would be used.
@@ -229,6 +224,8 @@ impl CudaDevice {
 
     /// Issues a matrix product; `false` if the library cannot do its epilogue.
     pub(crate) fn product(&self, product: &Product) -> Result<bool> {
+        // Before the lock: a thread that captures has the turn and may want the lock.
+        let _turn = self.context.turn();
         let (blas, choices) = &mut *self.blas.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(suggestions) = blas.prepare(product)? {
             let choice = self.choose(blas, choices, product, suggestions)?;

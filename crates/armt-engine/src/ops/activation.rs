@@ -123,7 +123,8 @@ pub(crate) fn gelu_backward(x: &Tensor, dy: &Tensor) -> Result<Tensor> {
     unary_backward(Kind::Gelu, x, dy)
 }
 
-/// The same, and in `dbias`, f32 `[outer, inner]`, (dbias +) its sum over the rows of `sizes` [outer, middle, inner], in one pass.
+/// dy times GELU's derivative at x, and in `dbias`, f32 `[outer, inner]`, (dbias +) its sum over the rows of `sizes` [outer, middle, inner], in
+/// one pass.
 pub(crate) fn gelu_bias_backward(x: &Tensor, dy: &Tensor, sizes: [usize; 3], dbias: &Tensor, accumulate: bool) -> Result<Tensor> {
     let Some(cuda) = cuda_of(x) else {
         let dx = gelu_backward(x, dy)?;

@@ -10,12 +10,11 @@ use crate::cpu::cross_entropy as cpu;
 use crate::cpu::embedding::outside;
 use crate::cuda::{CudaDevice, Launch};
 use crate::error::{Error, Result};
+use crate::paths;
 use crate::tape::{Backward, Grads, record};
 use crate::tensor::{DType, Tensor};
 
 const FILE: &str = "cross_entropy";
-/// Rows up to this long get a warp, longer ones a block.
-const SHORT: usize = 1024;
 
 /// Rows and classes of logits and targets that fit each other.
 fn sizes(op: &'static str, logits: &Tensor, targets: &Tensor) -> Result<[usize; 2]> {
@@ -102,7 +101,7 @@ pub fn argmax(x: &Tensor) -> Result<Tensor> {
 
 /// A launch over rows: the kernel for their length, a warp or a block a row.
 fn over_rows<'a>(cuda: &'a CudaDevice, dtype: DType, name: &str, rows: usize, length: usize) -> Result<Launch<'a>> {
-    if length <= SHORT {
+    if paths::short_row(length) {
         Ok(cuda.kernel(FILE, dtype, &format!("{name}_short"))?.grid(rows.div_ceil(8), 1, 1))
     } else {
         Ok(cuda.kernel(FILE, dtype, name)?.grid(rows, 1, 1))

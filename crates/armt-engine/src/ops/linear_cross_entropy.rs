@@ -198,7 +198,7 @@ mod tests {
                 None => super::super::cross_entropy(&super::super::matmul_nt(&table, &table).unwrap(), &targets),
             };
             tape.backward(&loss.unwrap()).unwrap();
-            param.grad().to_vec::<f32>().unwrap()
+            param.grad().unwrap().to_vec::<f32>().unwrap()
         };
         let want = gradient(DType::F32, None);
         for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::BF16, 4e-3)] {

@@ -1,7 +1,7 @@
 //! Matrix products: y[g] = op(a[g]) op(b[g]), and the linear layer y[g] = activation(x[g] w[g] + bias[g]) + residual[g].
 //!
 //! Products are cuBLASLt's on CUDA, with bias and GELU in its epilogue where it can, and the `gemm` crate's on the CPU, where the
-//! epilogue runs over each piece of the result while it is in the cache. A linear layer with one output is a kernel of our own on CUDA.
+//! epilogue runs over each piece of the result while it is in the cache; a linear layer with one output may be a kernel of our own.
 //! Gradients of weights accumulate straight into the parameter's f32 buffer, also from bf16 operands.
 
 use super::reduce::sum_middle_into;
@@ -9,6 +9,7 @@ use super::{activation, cast, cuda_of, to_f32, via_f32};
 use crate::cpu::matmul as cpu;
 use crate::cuda::{CudaDevice, Epilogue, Matrix, Product};
 use crate::error::{Error, Result};
+use crate::paths::{self, LinearPath};
 use crate::tape::{Backward, Grads, is_recorded, record};
 use crate::tensor::{DType, Shape, Tensor};
 
@@ -257,7 +258,7 @@ pub(super) fn forward(x: &Tensor, w: &Tensor, with: &Linear<'_>, s: Sizes, y: &T
             None => Ok(()),
         };
     };
-    if s.n == 1 && with.activation == Activation::None && with.residual.is_none() {
+    if paths::linear(s, with.activation, with.residual.is_some()) == LinearPath::OneColumn {
         return one_column(cuda, x, w, with.bias, s, y);
     }
     let epilogue = match (with.bias, with.activation, before) {
@@ -298,7 +299,7 @@ pub(super) fn forward(x: &Tensor, w: &Tensor, with: &Linear<'_>, s: Sizes, y: &T
     launch.arg(before.unwrap_or(y)).arg(with.bias).arg(before).arg(y).arg(n).arg(s.m).arg(s.n).arg(gelu).run()
 }
 
-/// x w + bias where w has one column: cuBLASLt takes half as long again.
+/// x w + bias where w has one column.
 fn one_column(cuda: &CudaDevice, x: &Tensor, w: &Tensor, bias: Option<&Tensor>, s: Sizes, y: &Tensor) -> Result<()> {
     const WARPS: usize = 4;
     let rows = s.batch * s.m;

@@ -6,20 +6,16 @@
 //! bf16 tensors are computed with on CUDA (sums in f32). On the CPU bf16 is a storage type: operations cast to f32 and back.
 
 mod activation;
-mod assoc_cut;
-mod assoc_read;
-mod assoc_write;
-mod assoc_write_read;
-mod attention;
+pub mod attention;
 mod binary;
 mod cast;
 mod concat;
 mod cross_entropy;
-mod dpfp;
 mod dropout;
 mod embedding;
 mod linear_cross_entropy;
 mod matmul;
+pub mod memory;
 mod norm;
 mod reduce;
 mod rotary;
@@ -28,9 +24,6 @@ mod softmax;
 mod view;
 
 pub use activation::{gelu, gelu_erf, relu, sigmoid, silu, swiglu};
-pub use assoc_read::{assoc_read, assoc_read_rows};
-pub use assoc_write::{AssocWrite, assoc_write, assoc_write_in_place, assoc_write_rows};
-pub use assoc_write_read::assoc_write_read;
 pub use attention::{Heads, attention, attention_cached};
 pub(crate) use binary::{accumulate, sum_of};
 pub use binary::{add, mul, scale, sub};
@@ -38,12 +31,14 @@ pub use cast::cast;
 pub(crate) use cast::{cast_into, copy_of};
 pub use concat::{concat, prepend};
 pub use cross_entropy::{argmax, cross_entropy, token_losses};
-pub use dpfp::dpfp;
 pub use dropout::{Generator, dropout, dropout_keeps};
 pub use embedding::embedding;
 pub use linear_cross_entropy::linear_cross_entropy;
 pub(crate) use matmul::Sizes;
 pub use matmul::{Activation, Linear, linear, matmul, matmul_nt, matmul_tn};
+pub use memory::{
+    AssocWrite, assoc_read, assoc_read_rows, assoc_write, assoc_write_in_place, assoc_write_read, assoc_write_rows, dpfp,
+};
 pub use norm::{layer_norm, rms_norm};
 pub use reduce::{mean, sum, sum_axis};
 pub use rotary::rotary;

@@ -9,6 +9,7 @@ use super::{cast, cuda_of, to_f32, via_f32};
 use crate::cpu::norm::{self as cpu, Norm};
 use crate::cuda::CudaDevice;
 use crate::error::{Error, Result};
+use crate::paths::{self, NormPath};
 use crate::tape::{Backward, Grads, Target, record};
 use crate::tensor::{DType, Tensor};
 
@@ -60,7 +61,7 @@ fn normalise(op: &'static str, x: &Tensor, gain: &Tensor, bias: Option<&Tensor>,
         }
         Some(cuda) => {
             let rows = shape.rows();
-            let path = Path::of(d, &[Some(x), Some(gain), bias, Some(&y)]);
+            let path = Rows::of(d, &[Some(x), Some(gain), bias, Some(&y)]);
             let blocks = rows.div_ceil(path.rows());
             let launch = cuda.kernel("norm", x.dtype(), &path.kernel("norm"))?.grid(blocks, 1, 1);
             launch.arg(x).arg(gain).arg(bias).arg(&y).arg(rows).arg(norm.m).arg(d).arg(eps).run()?;
@@ -70,66 +71,48 @@ fn normalise(op: &'static str, x: &Tensor, gain: &Tensor, bias: Option<&Tensor>,
     Ok(record(&inputs, y, || NormBackward { op, x: x.detach(), gain: gain.detach(), norm }))
 }
 
-/// Which kernel a row of d elements takes: lanes that hold it in registers, `held` accesses a lane, or a block that reads it again for
-/// each pass. Vectors of 16 bytes where d and all addresses allow.
-#[derive(Clone, Copy, PartialEq)]
-enum Path {
-    Vector { lanes: usize, held: usize },
-    Scalar { lanes: usize, held: usize },
-    WideVector,
-    Wide,
-}
+/// A launch of the kernels for a row of d elements.
+#[derive(Clone, Copy)]
+struct Rows(NormPath);
 
-impl Path {
-    /// Of the ways to hold a row the first that it fits in, so that few lanes are idle.
+impl Rows {
     fn of(d: usize, tensors: &[Option<&Tensor>]) -> Self {
         let mut tensors = tensors.iter().flatten();
         let width = 16 / tensors.clone().next().map_or(4, |t| t.dtype().size());
-        let vector = d.is_multiple_of(width) && tensors.all(|t| t.ptr().is_multiple_of(16));
-        let first = |ways: &[(usize, usize)], units: usize| ways.iter().copied().find(|(lanes, held)| units <= lanes * held);
-        if vector {
-            let way = first(&[(16, 1), (32, 1), (16, 3), (32, 2), (32, 3), (32, 4)], d / width);
-            way.map_or(Path::WideVector, |(lanes, held)| Path::Vector { lanes, held })
-        } else {
-            let way = first(&[(32, 2), (32, 8)], d);
-            way.map_or(Path::Wide, |(lanes, held)| Path::Scalar { lanes, held })
-        }
+        Rows(paths::norm(d, width, tensors.all(|t| t.ptr().is_multiple_of(16))))
     }
 
     /// The kernel's name in norm.cu.
     fn kernel(self, stem: &str) -> String {
-        match self {
-            Path::Vector { lanes, held } => format!("{stem}_vector_{lanes}_{held}"),
-            Path::Scalar { lanes, held } => format!("{stem}_scalar_{lanes}_{held}"),
-            Path::WideVector => format!("{stem}_wide_vector"),
-            Path::Wide => format!("{stem}_wide"),
+        match self.0 {
+            NormPath::Vector { lanes, held } => format!("{stem}_vector_{lanes}_{held}"),
+            NormPath::Scalar { lanes, held } => format!("{stem}_scalar_{lanes}_{held}"),
+            NormPath::WideVector => format!("{stem}_wide_vector"),
+            NormPath::Wide => format!("{stem}_wide"),
         }
     }
 
     /// Rows that a block of 256 threads works on at a time.
     fn rows(self) -> usize {
-        match self {
-            Path::Vector { lanes, .. } | Path::Scalar { lanes, .. } => 256 / lanes,
-            Path::WideVector | Path::Wide => 1,
+        match self.0 {
+            NormPath::Vector { lanes, .. } | NormPath::Scalar { lanes, .. } => 256 / lanes,
+            NormPath::WideVector | NormPath::Wide => 1,
         }
     }
 
     /// Rows whose gain and bias gradients one block sums: as many blocks as the multiprocessors hold, but at least two rows for each row of
     /// lanes.
     fn rows_per_sum(self, cuda: &CudaDevice, groups: usize, m: usize) -> usize {
-        let blocks = match self {
-            Path::Vector { held: 1, .. } | Path::Scalar { held: 2, .. } => 4,
-            _ => 2,
-        };
-        let wanted = (cuda.multiprocessors() * blocks).div_ceil(groups.max(1));
+        let blocks = cuda.card().multiprocessors * paths::norm_blocks(self.0);
+        let wanted = blocks.div_ceil(groups.max(1));
         m.div_ceil(wanted.max(1)).max(2 * self.rows())
     }
 
     /// Bytes of shared memory that a block gathers its sums in.
     fn shared(self, d: usize) -> usize {
-        match self {
-            Path::Vector { .. } | Path::Scalar { .. } => self.rows() * d * size_of::<f32>(),
-            Path::WideVector | Path::Wide => 0,
+        match self.0 {
+            NormPath::Vector { .. } | NormPath::Scalar { .. } => self.rows() * d * size_of::<f32>(),
+            NormPath::WideVector | NormPath::Wide => 0,
         }
     }
 }
@@ -151,7 +134,7 @@ impl Backward for NormBackward {
             None => Target { tensor: Tensor::uninit(x.shape(), x.dtype(), x.device())?, accumulate: false },
         };
         let Target { tensor: dx, accumulate } = &target;
-        let path = Path::of(d, &[Some(&x), Some(&gain), Some(&dy), Some(dx)]);
+        let path = Rows::of(d, &[Some(&x), Some(&gain), Some(&dy), Some(dx)]);
         let length = match cuda_of(&x) {
             None => cpu::rows_per_sum(m, d),
             Some(cuda) => path.rows_per_sum(cuda, groups, m),

@@ -4,6 +4,7 @@ use super::{cast, cuda_of, scale, to_f32, via_f32};
 use crate::cpu::reduce as cpu;
 use crate::cuda::{COUNTERS, CudaDevice};
 use crate::error::{Error, Result};
+use crate::paths::{self, SumPath};
 use crate::tape::{Backward, Grads, record};
 use crate::tensor::{DType, Shape, Tensor};
 
@@ -72,7 +73,7 @@ pub(crate) fn sum_middle_into(x: &Tensor, sizes: [usize; 3], y: &Tensor, accumul
     sum_into(x, sizes, [y, y], sizes[0], accumulate)
 }
 
-/// The same for two halves of x, each of `sizes`, into the two tensors of y: one launch.
+/// Sums over the middle axis of two halves of x, each of `sizes`, into the two tensors of y, as [`sum_middle_into`]: one launch.
 pub(crate) fn sum_halves_into(x: &Tensor, [outer, middle, inner]: [usize; 3], y: [&Tensor; 2], accumulate: bool) -> Result<()> {
     sum_into(x, [2 * outer, middle, inner], y, outer, accumulate)
 }
@@ -91,12 +92,7 @@ fn sum_into(x: &Tensor, sizes: [usize; 3], y: [&Tensor; 2], split: usize, accumu
         }
         return Ok(());
     };
-    let wide = inner.is_multiple_of(4) && x.ptr().is_multiple_of(16);
-    let (name, columns) = match inner {
-        1 if split == outer => ("sum_last", 1),
-        _ if wide => ("sum_middle_wide", 128),
-        _ => ("sum_middle", 32),
-    };
+    let SumPath { kernel: name, columns } = paths::sum_columns(inner, split == outer, x.ptr().is_multiple_of(16));
     let pieces = Pieces::new(cuda, sizes, columns, x)?;
     let launch = cuda.kernel("reduce", x.dtype(), name)?.grid(pieces.tiles, pieces.count, 1).arg(x).arg(y[0]).arg(middle);
     let launch = launch.arg(accumulate).arg(pieces.partial.as_ref()).arg(cuda.counters_ptr());
@@ -112,13 +108,10 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// Enough pieces to fill the card with blocks of `columns` columns, but none so that a multiprocessor would get a fifth block while
-    /// others have four.
+    /// Blocks of `columns` columns, one piece where there are more of them than counters.
     pub(super) fn new(cuda: &CudaDevice, [outer, middle, inner]: [usize; 3], columns: usize, like: &Tensor) -> Result<Self> {
         let tiles = outer * inner.div_ceil(columns);
-        let wanted = cuda.multiprocessors() * 4 / tiles.max(1);
-        let most = middle.div_ceil(if inner == 1 { 1024 } else { 64 });
-        let count = if tiles > COUNTERS { 1 } else { wanted.min(most).clamp(1, 1024) };
+        let count = if tiles > COUNTERS { 1 } else { paths::sum_pieces(cuda.card(), tiles, middle, inner) };
         let partial = (count > 1).then(|| Tensor::uninit([outer, count, inner], DType::F32, like.device())).transpose()?;
         Ok(Pieces { tiles, count, partial })
     }

@@ -3,6 +3,7 @@
 use super::{cast, cuda_of, to_f32, via_f32};
 use crate::cpu::softmax as cpu;
 use crate::error::{Error, Result};
+use crate::paths;
 use crate::tape::{Backward, Grads, record};
 use crate::tensor::{DType, Tensor};
 
@@ -32,7 +33,7 @@ pub fn softmax(x: &Tensor) -> Result<Tensor> {
 
 /// A warp that holds a row in registers, eight rows a block, or a block for each long row.
 fn kernel_for(stem: &str, rows: usize, d: usize) -> (String, usize) {
-    match [2, 8, 32].into_iter().find(|held| d <= 32 * held) {
+    match paths::softmax(d) {
         Some(held) => (format!("{stem}_{held}"), rows.div_ceil(8)),
         None => (format!("{stem}_wide"), rows),
     }

@@ -1,4 +1,4 @@
-//! The same elements under another shape, rows of the leading axis, and rows that gradients stop at. None copies.
+//! Elements under another shape, rows of the leading axis, and rows that gradients stop at. None copies.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::tape::{Backward, Grads, Target, leaf_rows, record, record_all};
 use crate::tensor::{Shape, Tensor};
 
-/// The same elements with another shape.
+/// The elements of x with another shape.
 pub fn reshape(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
     let shape = shape.into();
     if shape.elements() != x.elements() {
@@ -85,7 +85,7 @@ impl Backward for SplitRows {
     }
 }
 
-/// The same elements, with no gradient going back through rows `range` of the leading axis: truncated back-propagation for some layers of
+/// The elements of x, with no gradient going back through rows `range` of the leading axis: truncated back-propagation for some layers of
 /// a stacked memory.
 pub fn cut_rows(x: &Tensor, range: Range<usize>) -> Result<Tensor> {
     if x.shape().rank() == 0 || range.start > range.end || range.end > x.shape()[0] {

@@ -63,6 +63,8 @@ pub struct Group {
 
 struct Slot {
     param: Param,
+    /// The parameter's gradient.
+    grad: Tensor,
     mean: Tensor,
     square: Tensor,
     weight_decay: f32,
@@ -86,7 +88,7 @@ pub struct AdamW {
 const PIECE: usize = 1 << 14;
 
 impl AdamW {
-    /// An optimizer with zero state. Names must be unique and all parameters on one device.
+    /// An optimizer with zero state. Names must be unique, all parameters on one device, and none frozen.
     pub fn new(groups: Vec<Group>, settings: Settings) -> Result<Self> {
         const OP: &str = "AdamW";
         let mut slots: Vec<Slot> = Vec::new();
@@ -100,7 +102,8 @@ impl AdamW {
                 }
                 let zeros = || Tensor::zeros(param.value().shape(), DType::F32, param.value().device());
                 let (mean, square) = (zeros()?, zeros()?);
-                slots.push(Slot { param, mean, square, weight_decay: group.weight_decay, rate: group.rate });
+                let grad = param.grad()?.clone();
+                slots.push(Slot { param, grad, mean, square, weight_decay: group.weight_decay, rate: group.rate });
             }
         }
         let Some(first) = slots.first() else {
@@ -165,7 +168,7 @@ impl AdamW {
         let Some(cuda) = cuda_of(&self.norm) else {
             let mut sum = 0.0;
             for slot in &self.slots {
-                sum += cpu::sum_of_squares(&slot.param.grad().read::<f32>(OP)?);
+                sum += cpu::sum_of_squares(&slot.grad.read::<f32>(OP)?);
             }
             let norm = sum.sqrt() as f32;
             self.norm.write::<f32>(OP)?[0] = norm;
@@ -177,7 +180,7 @@ impl AdamW {
             let n = slot.param.value().elements();
             let pieces = n.div_ceil(PIECE);
             let launch = cuda.kernel("optim", DType::F32, "sum_of_squares")?.grid(pieces, 1, 1);
-            launch.arg(slot.param.grad()).arg(&self.partial.view_rows(at..at + pieces)).arg(n).arg(PIECE).run()?;
+            launch.arg(&slot.grad).arg(&self.partial.view_rows(at..at + pieces)).arg(n).arg(PIECE).run()?;
             at += pieces;
         }
         let launch = cuda.kernel("optim", DType::F32, "norm_factor")?.block(1024);
@@ -188,7 +191,7 @@ impl AdamW {
         const OP: &str = "AdamW";
         let Settings { beta1, beta2, eps, clip } = self.settings;
         let limit = if let Clip::Value(limit) = clip { limit } else { f32::INFINITY };
-        let (value, grad) = (slot.param.value(), slot.param.grad());
+        let (value, grad) = (slot.param.value(), &slot.grad);
         let Some(cuda) = cuda_of(value) else {
             let numbers = self.numbers.read::<f32>(OP)?;
             let rates = cpu::Rates {

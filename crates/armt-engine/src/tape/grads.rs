@@ -107,7 +107,7 @@ impl<'a> Grads<'a> {
         }
     }
 
-    /// The same, in a buffer that nothing else uses: for an operation that turns it into an input's gradient in place.
+    /// The gradient of output `i`, zeros if nothing flowed to it, in a buffer that nothing else uses: for an operation that turns it into an input's gradient in place.
     pub fn output_owned(&mut self, i: usize) -> Result<Tensor> {
         let gradient = self.output(i)?;
         if gradient.is_unique() { Ok(gradient) } else { ops::copy_of(&gradient) }

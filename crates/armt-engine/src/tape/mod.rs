@@ -131,12 +131,12 @@ impl Tape {
         self.add_node(tensor.detach(), SlotKind::Variable)
     }
 
-    /// A parameter's value for the computation, its gradient going to the parameter's buffer.
+    /// A parameter's value for the computation, its gradient going to the parameter's buffer. That of a frozen one is not tracked.
     pub fn param(&self, param: &Param) -> Tensor {
-        if !self.is_recording() {
-            return param.compute();
+        match param.grad() {
+            Ok(grad) if self.is_recording() => self.add_node(param.compute(), SlotKind::Leaf(grad.clone())),
+            _ => param.compute(),
         }
-        self.add_node(param.compute(), SlotKind::Leaf(param.grad().clone()))
     }
 
     /// Rows `range` of the leading axis of a parameter, as [`Tape::param`].

@@ -60,6 +60,22 @@ impl Tensor {
         Ok(t)
     }
 
+    /// A tensor of f32 or bf16 from floats on the host, which are rounded there: the device never has both.
+    pub fn from_f32_slice(data: &[f32], shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
+        match dtype {
+            DType::F32 => Self::from_slice(data, shape, device),
+            DType::BF16 => {
+                let mut rounded = vec![bf16::ZERO; data.len()];
+                elementwise::map(data, &mut rounded, elementwise::round_bf16);
+                Self::from_slice(&rounded, shape, device)
+            }
+            DType::I32 => {
+                let (op, what) = ("from_f32_slice", "the type of the tensor");
+                Err(Error::DType { op, what, expected: "f32 or bf16".into(), got: dtype })
+            }
+        }
+    }
+
     /// An f32 tensor filled with one value.
     pub fn full(value: f32, shape: impl Into<Shape>, device: &Device) -> Result<Self> {
         let t = Self::uninit(shape, DType::F32, device)?;
@@ -100,7 +116,7 @@ impl Tensor {
         self.node.is_some()
     }
 
-    /// The same values, cut off from the tape. Shares the buffer.
+    /// This tensor cut off from the tape. Shares the buffer.
     pub fn detach(&self) -> Self {
         Tensor { node: None, ..self.clone() }
     }
@@ -182,7 +198,7 @@ impl Tensor {
         Ok(self.to_f32_vec()?[0])
     }
 
-    /// The same values on another device, untracked. Shares the buffer if it is there already.
+    /// This tensor's values on another device, untracked. Shares the buffer if it is there already.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         if self.device() == device {
             return Ok(self.detach());
@@ -208,7 +224,7 @@ impl Tensor {
         Tensor { offset: self.offset + range.start * inner, shape: self.shape.with(0, range.len()), node: None, ..self.clone() }
     }
 
-    /// The same with `rows` more rows in front, of whatever is there, if the buffer has them and no other tensor shares it.
+    /// This tensor with `rows` more rows in front, of whatever is there, if the buffer has them and no other tensor shares it.
     pub(crate) fn with_front(&self, rows: usize) -> Option<Self> {
         let offset = self.offset.checked_sub(rows * self.shape.inner(0)).filter(|_| self.is_unique())?;
         Some(Tensor { offset, shape: self.shape.with(0, rows + self.shape[0]), node: None, ..self.clone() })

@@ -2,9 +2,9 @@
 //! nothing. Sizes are rounded up to classes at most an eighth apart, and a class is only ever reused for itself: the second
 //! run of a step finds every buffer of the first.
 //!
-//! On CUDA all work is on one stream, so a buffer may be handed out again as soon as it is returned: whatever still reads it was issued
-//! before whatever will write it. While a graph is captured the pool is replaced by a child, a workspace's: the graph's temporaries
-//! stay there for as long as it can be replayed. What comes from the host never does: it may outlive the step it was made in, and a
+//! On CUDA all work is on one stream, so a buffer may be handed out again as soon as it is returned, to any thread: whatever still reads it
+//! was issued before whatever will write it. A thread that captures a graph has its buffers from a child, a workspace's: the graph's
+//! temporaries stay there for as long as it can be replayed. What comes from the host never does: it may outlive the step it was made in, and a
 //! replay would write over it.
 
 use std::alloc::Layout;

@@ -54,14 +54,14 @@ impl Shape {
         self.dims()[axis + 1..].iter().product()
     }
 
-    /// The same shape with one axis resized.
+    /// This shape with one axis resized.
     pub fn with(&self, axis: usize, size: usize) -> Self {
         let mut s = *self;
         s.dims[axis] = size;
         s
     }
 
-    /// The same shape with the last axis resized.
+    /// This shape with the last axis resized.
     pub fn with_last(&self, size: usize) -> Self {
         self.with(self.rank - 1, size)
     }

@@ -23,7 +23,7 @@ impl Storage {
         Ok(Storage { block: device.alloc(bytes)?, device: device.clone(), access: RwLock::new(()) })
     }
 
-    /// The same in a buffer for values that may outlive the step they are made in.
+    /// Bytes in a buffer for values that may outlive the step they are made in.
     pub(crate) fn lasting(device: &Device, bytes: usize) -> Result<Self> {
         Ok(Storage { block: device.alloc_lasting(bytes)?, device: device.clone(), access: RwLock::new(()) })
     }
@@ -50,7 +50,7 @@ impl Storage {
         Ok(Read { slice, _guard: guard })
     }
 
-    /// The same for writing.
+    /// `len` elements from element `offset` of host memory, for writing. The caller has checked that they are inside.
     pub(crate) fn write<T: Element>(&self, op: &'static str, offset: usize, len: usize) -> Result<Write<'_, T>> {
         debug_assert!(!self.device.is_cuda());
         let guard = match self.access.try_write() {

@@ -277,7 +277,7 @@ impl StageRun<'_> {
     fn gradient_norm(&self) -> Result<f64> {
         let mut sum = 0.0;
         for p in self.model.params() {
-            sum += p.grad().to_vec::<f32>()?.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>();
+            sum += p.grad()?.to_vec::<f32>()?.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>();
         }
         Ok(sum.sqrt())
     }

@@ -23,7 +23,7 @@ use crate::compute::Compute;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::state::{Count, LayerState, State, StateLayout};
-use crate::weights::{Entry, Maker, Staged, Tensors};
+use crate::weights::{Entry, Maker, Purpose, Staged, Tensors};
 
 /// Sizes that every recurrence has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,7 +150,7 @@ pub trait Recurrent: Send + Sync {
     }
 }
 
-/// Makes a recurrence with fresh parameters from a configuration.
+/// Makes a recurrence from a configuration.
 pub type Build = fn(&Config, &mut Maker) -> Result<Box<dyn Recurrent>>;
 
 static REGISTERED: RwLock<Vec<(&'static str, Build)>> = RwLock::new(Vec::new());
@@ -182,10 +182,10 @@ pub fn check(config: &Config) -> Result<()> {
     }
 }
 
-/// Builds the recurrence of a configuration, drawn from `seed`; without one all parameters are zero, to be set.
-pub fn build(config: &Config, seed: Option<u64>, compute: &Arc<Compute>) -> Result<Box<dyn Recurrent>> {
+/// Builds the recurrence of a configuration, with parameters for a purpose.
+pub fn build(config: &Config, purpose: Purpose, compute: &Arc<Compute>) -> Result<Box<dyn Recurrent>> {
     config.check_segments()?;
     // A type that nobody registered is the transformer's to refuse: it knows the names of all its families.
     let build = builder(config.model_type_of_backbone()).unwrap_or(transformer::build);
-    build(config, &mut Maker::new(seed, compute))
+    build(config, &mut Maker::new(purpose, compute))
 }

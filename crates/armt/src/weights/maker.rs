@@ -1,8 +1,8 @@
-//! Fresh parameters, drawn in the order in which they are asked for: equal seeds give equal models.
+//! Parameters of a new model: drawn in the order in which they are asked for, so that equal seeds give equal models, or zero and to be set.
 
 use std::sync::Arc;
 
-use armt_engine::{Param, Tensor};
+use armt_engine::{DType, Param, Tensor};
 
 use crate::compute::Compute;
 use crate::error::Result;
@@ -19,16 +19,29 @@ pub enum Fill {
     Value(f32),
 }
 
+/// What a model's parameters are made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To be used: values in the type of the computation, zero until they are set, and nothing beside them.
+    Use,
+    /// To be trained, zero until they are set.
+    Train,
+    /// To be trained from scratch: drawn from this seed.
+    TrainFresh(u64),
+}
+
 /// Makes parameters.
 pub struct Maker {
     random: Option<Random>,
+    purpose: Purpose,
     compute: Arc<Compute>,
 }
 
 impl Maker {
-    /// Parameters drawn from `seed`; without one all are zero, to be set.
-    pub fn new(seed: Option<u64>, compute: &Arc<Compute>) -> Self {
-        Maker { random: seed.map(Random::new), compute: compute.clone() }
+    /// Parameters for a purpose.
+    pub fn new(purpose: Purpose, compute: &Arc<Compute>) -> Self {
+        let random = if let Purpose::TrainFresh(seed) = purpose { Some(Random::new(seed)) } else { None };
+        Maker { random, purpose, compute: compute.clone() }
     }
 
     /// Where the parameters are, and what they compute in.
@@ -38,13 +51,18 @@ impl Maker {
 
     /// A parameter.
     pub fn param(&mut self, name: &str, shape: &[usize], fill: Fill) -> Result<Param> {
-        let n: usize = shape.iter().product();
-        let data: Vec<f32> = match (&mut self.random, fill) {
-            (None, _) => vec![0.0; n],
-            (Some(random), Fill::Normal(deviation)) => random.many(n, 2, |r| (deviation * r.normal()) as f32),
-            (Some(random), Fill::Uniform(bound)) => random.many(n, 1, |r| (bound * (2.0 * r.uniform() - 1.0)) as f32),
-            (Some(_), Fill::Value(value)) => vec![value; n],
+        let (n, device, dtype) = (shape.iter().product(), self.compute.device(), self.compute.dtype());
+        let Some(random) = &mut self.random else {
+            return Ok(match self.purpose {
+                Purpose::Use => Param::frozen(name, &Tensor::zeros(shape, dtype, device)?, dtype)?,
+                _ => Param::new(name, &Tensor::zeros(shape, DType::F32, device)?, dtype)?,
+            });
         };
-        Ok(Param::new(name, &Tensor::from_slice(&data, shape, self.compute.device())?, self.compute.dtype())?)
+        let data: Vec<f32> = match fill {
+            Fill::Normal(deviation) => random.many(n, 2, |r| (deviation * r.normal()) as f32),
+            Fill::Uniform(bound) => random.many(n, 1, |r| (bound * (2.0 * r.uniform() - 1.0)) as f32),
+            Fill::Value(value) => vec![value; n],
+        };
+        Ok(Param::new(name, &Tensor::from_slice(&data, shape, device)?, dtype)?)
     }
 }

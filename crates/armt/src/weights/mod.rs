@@ -5,8 +5,8 @@ mod maker;
 mod tensors;
 
 pub use entry::{Entry, EntryList, Layout};
-pub use maker::{Fill, Maker};
-pub use tensors::{Tensors, write};
+pub use maker::{Fill, Maker, Purpose};
+pub use tensors::{Found, Tensors, write};
 
 use armt_engine::{Device, Param, Tensor};
 

@@ -1,8 +1,12 @@
-//! Reading and writing safetensors: one file, or shards with an index.
+//! Reading and writing safetensors: one file, or shards with an index. Headers are read when a file is opened, tensors when they are asked
+//! for.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use armt_engine::DType;
 use half::{bf16, f16};
@@ -10,55 +14,43 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::files::write_beside;
+use crate::files::{read_json, write_beside};
 
 /// A tensor of a file: name, shape, values as f32.
 pub type Found = (String, Vec<usize>, Vec<f32>);
 
+/// Where a tensor lies.
+#[derive(Clone)]
+struct Place {
+    file: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Range<u64>,
+}
+
 /// The tensors of a model folder or of one file, looked up by name.
 pub struct Tensors {
     path: PathBuf,
-    files: Arc<Vec<(PathBuf, Vec<u8>)>>,
-    /// Name to file.
-    index: HashMap<String, usize>,
-    /// What the files' names begin with and ours do not.
-    prefix: String,
+    files: Arc<Vec<(PathBuf, Mutex<File>)>>,
+    index: HashMap<String, Place>,
 }
 
 impl Tensors {
-    /// Opens `model.safetensors` of a folder, or the shards that `model.safetensors.index.json` lists, or a file by its path.
+    /// Opens `model.safetensors` of a folder, or the shards that `model.safetensors.index.json` lists, or a file by its path. A file that is
+    /// no safetensors, or shorter or longer than its header says, and an index that names files outside the folder, are errors.
     pub fn open(path: &Path) -> Result<Self> {
-        let index = path.join("model.safetensors.index.json");
-        let single = path.join("model.safetensors");
-        let files = if path.is_file() {
-            vec![path.to_path_buf()]
-        } else if single.exists() || !index.exists() {
-            vec![single]
-        } else {
-            let text = std::fs::read_to_string(&index).map_err(|source| Error::Io { path: index.clone(), source })?;
-            let value: Value = serde_json::from_str(&text).map_err(|e| Error::file(&index, e))?;
-            let map = value.get("weight_map").and_then(Value::as_object);
-            let map = map.ok_or_else(|| Error::file(&index, "expected a weight_map of tensor names to files"))?;
-            let mut names: Vec<&str> = map.values().filter_map(Value::as_str).collect();
-            names.sort_unstable();
-            names.dedup();
-            names.into_iter().map(|name| path.join(name)).collect()
-        };
-        let mut loaded = Vec::new();
-        let mut by_name = HashMap::new();
-        for (i, file) in files.into_iter().enumerate() {
-            let bytes = std::fs::read(&file).map_err(|source| Error::Io { path: file.clone(), source })?;
-            let tensors = SafeTensors::deserialize(&bytes).map_err(|e| Error::file(&file, e))?;
-            by_name.extend(tensors.names().into_iter().map(|name| (name.to_string(), i)));
-            loaded.push((file, bytes));
+        let mut index = HashMap::new();
+        let mut files = Vec::new();
+        for (i, name) in files_of(path)?.into_iter().enumerate() {
+            files.push((name.clone(), Mutex::new(open(&name, i, &mut index)?)));
         }
-        Ok(Tensors { path: path.into(), files: Arc::new(loaded), index: by_name, prefix: String::new() })
+        Ok(Tensors { path: path.into(), files: Arc::new(files), index })
     }
 
     /// The tensors whose names begin with `prefix`, under the rest of their names.
     pub fn under(&self, prefix: &str) -> Self {
-        let index = self.index.iter().filter_map(|(name, i)| Some((name.strip_prefix(prefix)?.to_string(), *i))).collect();
-        Tensors { path: self.path.clone(), files: self.files.clone(), index, prefix: format!("{}{prefix}", self.prefix) }
+        let own = self.index.iter().filter_map(|(name, place)| Some((name.strip_prefix(prefix)?.to_string(), place.clone())));
+        Tensors { path: self.path.clone(), files: self.files.clone(), index: own.collect() }
     }
 
     /// What was opened.
@@ -82,22 +74,80 @@ impl Tensors {
 
     /// The first of several names that is there: its name, shape and values as f32.
     pub fn find(&self, names: &[&str]) -> Result<Found> {
-        let found = names.iter().find_map(|name| self.index.get(*name).map(|i| (*name, *i)));
-        let Some((name, i)) = found else {
+        let Some((name, place)) = names.iter().find_map(|name| self.index.get_key_value(*name)) else {
             return Err(Error::file(&self.path, format!("it holds no tensor {}", names.join(" or "))));
         };
-        let (file, bytes) = &self.files[i];
-        let tensors = SafeTensors::deserialize(bytes).map_err(|e| Error::file(file, e))?;
-        let view = tensors.tensor(&format!("{}{name}", self.prefix)).map_err(|e| Error::file(file, e))?;
-        let data = view.data();
-        let values = match view.dtype() {
+        let (path, file) = &self.files[place.file];
+        let mut data = vec![0; (place.bytes.end - place.bytes.start) as usize];
+        let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = file.seek(SeekFrom::Start(place.bytes.start)).and_then(|_| file.read_exact(&mut data));
+        read.map_err(|source| Error::io(path, source))?;
+        let values = match place.dtype {
             Dtype::F32 => data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
             Dtype::BF16 => data.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
             Dtype::F16 => data.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
-            other => return Err(Error::file(file, format!("{name} should be f32, bf16 or f16, but is {other:?}"))),
+            other => return Err(Error::file(path, format!("{name} should be f32, bf16 or f16, but is {other:?}"))),
         };
-        Ok((name.to_string(), view.shape().to_vec(), values))
+        Ok((name.clone(), place.shape.clone(), values))
     }
+}
+
+/// The files that a path stands for.
+fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
+    let index = path.join("model.safetensors.index.json");
+    let single = path.join("model.safetensors");
+    if path.is_file() {
+        return Ok(vec![path.to_path_buf()]);
+    }
+    if single.exists() || !index.exists() {
+        return Ok(vec![single]);
+    }
+    let value: Value = read_json(&index, "an index of shards")?;
+    let map = value.get("weight_map").and_then(Value::as_object);
+    let map = map.ok_or_else(|| Error::file(&index, "expected a weight_map of tensor names to files"))?;
+    let mut names: Vec<&str> = map.values().filter_map(Value::as_str).collect();
+    names.sort_unstable();
+    names.dedup();
+    let shard = |name: &str| {
+        let plain = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+        let shard = path.join(name);
+        match plain && (!shard.exists() || shard.is_file()) {
+            true => Ok(shard),
+            false => Err(Error::file(&index, format!("expected shards that are files beside it, got '{name}'"))),
+        }
+    };
+    names.into_iter().map(shard).collect()
+}
+
+/// Opens a file and adds what its header lists.
+fn open(path: &Path, number: usize, index: &mut HashMap<String, Place>) -> Result<File> {
+    let io = |source| Error::io(path, source);
+    let refuse = |message: String| Error::file(path, message);
+    let mut file = File::open(path).map_err(io)?;
+    let size = file.metadata().map_err(io)?.len();
+    let mut header = [0; 8];
+    file.read_exact(&mut header).map_err(|_| refuse("expected a safetensors file, got one of fewer than 8 bytes".into()))?;
+    let length = u64::from_le_bytes(header);
+    if length > size - 8 {
+        return Err(refuse(format!("expected a safetensors file, but its header of {length} bytes does not fit into its {size}")));
+    }
+    let mut bytes = header.to_vec();
+    let read = (&file).take(length).read_to_end(&mut bytes).map_err(io)?;
+    if (read as u64) < length {
+        return Err(refuse("it ended while it was read".into()));
+    }
+    let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| refuse(e.to_string()))?;
+    let (begin, mut end) = (8 + length, 0);
+    for (name, info) in metadata.tensors() {
+        let (from, to) = info.data_offsets;
+        end = end.max(to as u64);
+        let bytes = begin + from as u64..begin + to as u64;
+        index.insert(name, Place { file: number, dtype: info.dtype, shape: info.shape.clone(), bytes });
+    }
+    if begin + end != size {
+        return Err(refuse(format!("its tensors should end after {} bytes, but it has {size}", begin + end)));
+    }
+    Ok(file)
 }
 
 /// Writes named f32 values in f32 or bf16.

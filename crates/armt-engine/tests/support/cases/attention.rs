@@ -1,3 +1,4 @@
+use armt_engine::ops::attention::naive::{Extent, Rows, attention};
 use armt_engine::ops::{self, Heads};
 
 use super::super::{Array, Case, Input, Rng, integers, spread};
@@ -21,7 +22,7 @@ fn mask(hidden: Hidden, n: usize, t: usize) -> Option<Input> {
     (hidden != Hidden::Nothing).then(|| integers(&[n, t], move |i| i32::from(visible(i))))
 }
 
-/// Where a head's rows are in an operand.
+/// Where an operand's heads are: which input, from one row to the next, and the first element.
 #[derive(Clone, Copy)]
 struct Place {
     operand: usize,
@@ -30,25 +31,9 @@ struct Place {
 }
 
 fn naive(a: &[Array], places: [Place; 3], mask: Option<&Array>, h: Heads, [n, tq, tk]: [usize; 3]) -> Array {
-    let Heads { query, key, size } = h;
-    let mut o = Array::zeros(&[n, tq, query * size]);
-    let at = |p: Place, row: usize, head: usize| &a[p.operand].data[row * p.row + p.first + head * size..][..size];
-    for (s, head, i) in (0..n).flat_map(|s| (0..query).flat_map(move |head| (0..tq).map(move |i| (s, head, i)))) {
-        let kv = head / (query / key);
-        let q = at(places[0], s * tq + i, head);
-        let seen: Vec<usize> =
-            (0..=i + tk - tq).filter(|j| mask.is_none_or(|m| m.data[s * tk + j] != 0.0)).map(|j| s * tk + j).collect();
-        let dot = |j: &usize| q.iter().zip(at(places[1], *j, kv)).map(|(q, k)| q * k).sum::<f64>() / (size as f64).sqrt();
-        let scores: Vec<f64> = seen.iter().map(dot).collect();
-        let most = scores.iter().copied().fold(f64::MIN, f64::max);
-        let sum: f64 = scores.iter().map(|s| (s - most).exp()).sum();
-        let out = &mut o.data[(s * tq + i) * query * size + head * size..][..size];
-        for (j, score) in seen.iter().zip(&scores) {
-            let p = (score - most).exp() / sum;
-            out.iter_mut().zip(at(places[2], *j, kv)).for_each(|(o, v)| *o += p * v);
-        }
-    }
-    o
+    let operands = places.map(|p| Rows { data: &a[p.operand].data, row: p.row, first: p.first });
+    let data = attention(operands, mask.map(|m| m.data.as_slice()), h, Extent { n, tq, tk });
+    Array { shape: vec![n, tq, h.query * h.size], data }
 }
 
 fn packed(rng: &mut Rng, n: usize, t: usize, h: Heads, hidden: Hidden) -> Case {
@@ -80,51 +65,72 @@ fn cached(rng: &mut Rng, n: usize, tq: usize, tk: usize, h: Heads, hidden: Hidde
     )
 }
 
-pub fn cases() -> Vec<Case> {
+const fn heads(query: usize, key: usize, size: usize) -> Heads {
+    Heads { query, key, size }
+}
+
+const HIDDEN: [Hidden; 3] = [Hidden::Nothing, Hidden::Left, Hidden::Holes];
+
+/// Within short sequences.
+pub fn short() -> Vec<Case> {
     let mut rng = Rng(41);
-    let mut cases = Vec::new();
-    let heads = |query, key, size| Heads { query, key, size };
-    for hidden in [Hidden::Nothing, Hidden::Left, Hidden::Holes] {
-        for (n, t, h) in [
-            (2, 1, heads(2, 2, 3)),
-            (2, 3, heads(1, 1, 1)),
-            (3, 10, heads(4, 4, 32)),
-            (2, 17, heads(4, 2, 16)),
-            (2, 17, heads(2, 1, 33)),
-            (2, 16, heads(2, 2, 64)),
-            (2, 9, heads(2, 1, 128)),
-            (2, 65, heads(2, 1, 32)),
-            (2, 65, heads(2, 1, 64)),
-            (1, 65, heads(1, 1, 100)),
-        ] {
-            cases.push(packed(&mut rng, n, t, h, hidden));
-        }
-        for (n, tq, tk, h) in [
-            (2, 1, 3, heads(2, 1, 16)),
-            (2, 3, 17, heads(2, 2, 5)),
-            (2, 17, 65, heads(4, 2, 32)),
-            (2, 1, 65, heads(2, 1, 64)),
-            (2, 5, 12, heads(2, 1, 32)),
-            (2, 5, 13, heads(2, 2, 128)),
-        ] {
-            cases.push(cached(&mut rng, n, tq, tk, h, hidden));
-        }
-    }
-    // Large enough for several tiles of the tensor-core kernels; few heads, because the differences are taken in plain loops.
-    for (t, h, hidden) in [
+    let sizes = [
+        (2, 1, heads(2, 2, 3)),
+        (2, 3, heads(1, 1, 1)),
+        (3, 10, heads(4, 4, 32)),
+        (2, 17, heads(4, 2, 16)),
+        (2, 17, heads(2, 1, 33)),
+        (2, 16, heads(2, 2, 64)),
+        (2, 9, heads(2, 1, 128)),
+        (2, 65, heads(2, 1, 32)),
+        (2, 65, heads(2, 1, 64)),
+        (1, 65, heads(1, 1, 100)),
+    ];
+    let all = HIDDEN.into_iter().flat_map(|hidden| sizes.map(|size| (size, hidden)));
+    all.map(|((n, t, h), hidden)| packed(&mut rng, n, t, h, hidden)).collect()
+}
+
+/// Over a few keys that came before.
+pub fn short_cached() -> Vec<Case> {
+    let mut rng = Rng(42);
+    let sizes = [
+        (2, 1, 3, heads(2, 1, 16)),
+        (2, 3, 17, heads(2, 2, 5)),
+        (2, 17, 65, heads(4, 2, 32)),
+        (2, 1, 65, heads(2, 1, 64)),
+        (2, 5, 12, heads(2, 1, 32)),
+        (2, 5, 13, heads(2, 2, 128)),
+    ];
+    let all = HIDDEN.into_iter().flat_map(|hidden| sizes.map(|size| (size, hidden)));
+    all.map(|((n, tq, tk, h), hidden)| cached(&mut rng, n, tq, tk, h, hidden)).collect()
+}
+
+/// Large enough for several tiles of the tensor-core kernels; few heads, because the differences are taken in plain loops.
+pub fn long() -> Vec<Case> {
+    let mut rng = Rng(43);
+    let sizes = [
         (130, heads(2, 1, 32), Hidden::Nothing),
         (130, heads(1, 1, 64), Hidden::Left),
         (130, heads(2, 1, 64), Hidden::Nothing),
         (130, heads(2, 1, 128), Hidden::Left),
         (193, heads(1, 1, 128), Hidden::Nothing),
         (130, heads(1, 1, 256), Hidden::Nothing),
-        (528, heads(1, 1, 64), Hidden::Nothing),
-    ] {
-        cases.push(packed(&mut rng, 1, t, h, hidden));
-    }
-    cases.push(cached(&mut rng, 1, 70, 200, heads(2, 1, 64), Hidden::Left));
-    cases.push(cached(&mut rng, 2, 64, 129, heads(1, 1, 64), Hidden::Holes));
-    cases.push(cached(&mut rng, 1, 130, 160, heads(2, 1, 32), Hidden::Nothing));
-    cases.push(cached(&mut rng, 1, 130, 160, heads(1, 1, 128), Hidden::Nothing));
-    cases
+    ];
+    sizes.into_iter().map(|(t, h, hidden)| packed(&mut rng, 1, t, h, hidden)).collect()
+}
+
+/// Many tiles, and a few rows more.
+pub fn longest() -> Vec<Case> {
+    vec![packed(&mut Rng(44), 1, 528, heads(1, 1, 64), Hidden::Nothing)]
+}
+
+/// Over many keys that came before.
+pub fn long_cached() -> Vec<Case> {
+    let mut rng = Rng(45);
+    vec![
+        cached(&mut rng, 1, 70, 200, heads(2, 1, 64), Hidden::Left),
+        cached(&mut rng, 2, 64, 129, heads(1, 1, 64), Hidden::Holes),
+        cached(&mut rng, 1, 130, 160, heads(2, 1, 32), Hidden::Nothing),
+        cached(&mut rng, 1, 130, 160, heads(1, 1, 128), Hidden::Nothing),
+    ]
 }

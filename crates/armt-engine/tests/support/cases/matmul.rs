@@ -16,7 +16,7 @@ fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
 }
 
-pub fn cases() -> Vec<Case> {
+pub fn products() -> Vec<Case> {
     let mut rng = Rng(14);
     let mut cases = Vec::new();
     for [m, n, k] in [[1, 1, 1], [3, 17, 65], [65, 3, 17], [17, 65, 3], [64, 128, 32], [1, 65, 17]] {
@@ -45,6 +45,12 @@ pub fn cases() -> Vec<Case> {
         |t| ops::matmul(&t[0], &t[1]),
         |a| product(&a[0], false, &a[1], false, [1, 6, 5, 17]),
     ));
+    cases
+}
+
+pub fn linear() -> Vec<Case> {
+    let mut rng = Rng(15);
+    let mut cases = Vec::new();
     for [groups, m, n, k] in [[1, 1, 1, 1], [3, 17, 65, 3], [2, 65, 24, 32], [1, 130, 65, 17], [2, 200, 264, 8], [2, 5, 1, 24]] {
         for transposed in [false, true] {
             for (name, bias, activation, residual) in [

@@ -1,48 +1,66 @@
 //! The cases, one file for each operation.
 
-mod activation;
-mod assoc;
-mod attention;
-mod binary;
-mod cast;
-mod cross_entropy;
-mod dropout;
-mod embedding;
-mod matmul;
-mod norm;
-mod reduce;
-mod rotary;
-mod slice;
-mod softmax;
+pub mod activation;
+pub mod attention;
+pub mod binary;
+pub mod cast;
+pub mod cross_entropy;
+pub mod dropout;
+pub mod embedding;
+pub mod matmul;
+pub mod memory;
+pub mod norm;
+pub mod reduce;
+pub mod rotary;
+pub mod slice;
+pub mod softmax;
 
 use super::Case;
 
 /// Sizes that are not multiples of anything a kernel is built around.
 pub const ODD: [usize; 4] = [1, 3, 17, 65];
 
+/// Every group of cases, by name: calls another macro with all of them. A group is one test on the CPU, so that a heavy operation is several.
+macro_rules! each_group {
+    ($macro:ident) => {
+        $macro! {
+            activation: crate::support::cases::activation::cases;
+            attention_over_a_long_cache: crate::support::cases::attention::long_cached;
+            attention_over_a_short_cache: crate::support::cases::attention::short_cached;
+            attention_within_long_sequences: crate::support::cases::attention::long;
+            attention_within_short_sequences: crate::support::cases::attention::short;
+            attention_within_the_longest_sequence: crate::support::cases::attention::longest;
+            binary: crate::support::cases::binary::cases;
+            cast: crate::support::cases::cast::cases;
+            cross_entropy: crate::support::cases::cross_entropy::cases;
+            dropout: crate::support::cases::dropout::cases;
+            embedding: crate::support::cases::embedding::cases;
+            linear: crate::support::cases::matmul::linear;
+            matmul: crate::support::cases::matmul::products;
+            memory_features: crate::support::cases::memory::dpfp::cases;
+            memory_read: crate::support::cases::memory::read::cases;
+            memory_reads_and_writes_in_turn: crate::support::cases::memory::walk::cases;
+            memory_write: crate::support::cases::memory::write::cases;
+            memory_write_then_read: crate::support::cases::memory::write_read::cases;
+            norm: crate::support::cases::norm::cases;
+            reduce: crate::support::cases::reduce::cases;
+            rotary: crate::support::cases::rotary::cases;
+            slice: crate::support::cases::slice::cases;
+            softmax: crate::support::cases::softmax::cases;
+        }
+    };
+}
+pub(crate) use each_group;
+
 /// Every case of every operation.
-#[rustfmt::skip]
 pub fn all() -> Vec<Case> {
-    let groups = [
-        activation::cases(),
-        assoc::cases(),
-        attention::cases(),
-        binary::cases(),
-        cast::cases(),
-        cross_entropy::cases(),
-        dropout::cases(),
-        embedding::cases(),
-        matmul::cases(),
-        norm::cases(),
-        reduce::cases(),
-        rotary::cases(),
-        slice::cases(),
-        softmax::cases(),
-    ];
-    groups.into_iter().flatten().collect()
+    macro_rules! together {
+        ($($name:ident: $cases:path;)*) => { [$($cases()),*] };
+    }
+    each_group!(together).into_iter().flatten().collect()
 }
 
 /// Cases too large for differences of plain loops, where one device is compared with another.
 pub fn large() -> Vec<Case> {
-    assoc::large()
+    memory::write_read::large()
 }

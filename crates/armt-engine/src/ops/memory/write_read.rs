@@ -1,6 +1,6 @@
 //! A segment's write and the next segment's read of the same memories as one operation:
 //!
-//! A', z' = write(k, v, beta; A, z), y = read(q; A', z') (+ residual), as in `assoc_write` and `assoc_read`.
+//! A', z' = write(k, v, beta; A, z), y = read(q; A', z') (+ residual), as in `write.rs` and `read.rs`.
 //!
 //! Its plain twin is those two after each other, which is also what it does on the CPU, for many tokens or queries, and for few memories; a
 //! read by a product then finds A' rounded for it by the write. In between nothing touches A, so that on CUDA one walk over it can do both
@@ -12,12 +12,12 @@
 
 use std::ops::Range;
 
-use super::assoc_cut::StepCut;
-use super::assoc_read::{self, expect_rows, part};
-use super::assoc_write::{self, AssocWrite, Saved};
-use super::cuda_of;
+use super::cut::StepCut;
+use super::write::{AssocWrite, Saved};
+use super::{expect_rows, part, read, write};
 use crate::cuda::CudaDevice;
 use crate::error::Result;
+use crate::ops::cuda_of;
 use crate::tape::{Backward, Grads, is_recorded, record_all};
 use crate::tensor::Tensor;
 
@@ -35,14 +35,14 @@ pub fn assoc_write_read(
     expect_rows(OP, w.a, &rows)?;
     expect_rows(OP, w.z, &rows)?;
     let (old_a, old_z) = (part(w.a, Some(&rows)), part(w.z, Some(&rows)));
-    let sizes = assoc_write::checked(&AssocWrite { a: &old_a, z: &old_z, ..w })?;
-    let asked = assoc_read::checked(q, &old_a, &old_z, w.nu, residual)?;
-    let one_walk = cuda_of(w.k).filter(|_| q.dtype() == w.k.dtype()).and_then(|cuda| StepCut::new(cuda, sizes, asked.m));
+    let sizes = write::checked(&AssocWrite { a: &old_a, z: &old_z, ..w })?;
+    let asked = read::checked(q, &old_a, &old_z, w.nu, residual)?;
+    let one_walk = cuda_of(w.k).filter(|_| q.dtype() == w.k.dtype()).and_then(|cuda| StepCut::new(cuda.card(), sizes, asked.m));
     let Some([there, back]) = one_walk else {
-        let rounds = assoc_read::rounds(q) && q.dtype() == w.k.dtype();
+        let rounds = read::rounds(q) && q.dtype() == w.k.dtype();
         let rounded = rounds.then(|| Tensor::uninit(old_a.shape(), q.dtype(), q.device())).transpose()?;
-        let (a, z) = assoc_write::write(w, Some(rows.clone()), true, rounded.as_ref())?;
-        let y = assoc_read::read(q, &a, &z, Some(rows), w.nu, residual, rounded)?;
+        let (a, z) = write::write(w, Some(rows.clone()), true, rounded.as_ref())?;
+        let y = read::read(q, &a, &z, Some(rows), w.nu, residual, rounded)?;
         return Ok((a, z, y));
     };
     let inputs: Vec<&Tensor> = [w.k, w.v, w.beta, w.a, w.z, q].into_iter().chain(residual).collect();

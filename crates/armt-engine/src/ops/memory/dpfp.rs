@@ -2,9 +2,9 @@
 //!
 //! The key axis is 2 nu dm wide, blocks in the order j = 1..nu, which is that of the published code.
 
-use super::{cast, cuda_of, to_f32, via_f32};
-use crate::cpu::dpfp as cpu;
+use crate::cpu::memory::dpfp as cpu;
 use crate::error::{Error, Result};
+use crate::ops::{cast, cuda_of, to_f32, via_f32};
 use crate::tape::{Backward, Grads, record};
 use crate::tensor::{DType, Tensor};
 

@@ -1,8 +1,9 @@
 //! How the CUDA kernels of `assoc_walk.cu` and `assoc_step.cu` cut a memory: into tiles of columns, of which a block walks over all or a share.
 
-use crate::cpu::assoc::WriteSizes;
+use super::MemorySizes;
 use crate::cuda::{CudaDevice, Launch};
 use crate::error::{Error, Result};
+use crate::paths::{self, Card};
 use crate::tensor::DType;
 
 /// What a kernel holds in shared memory beside the tokens' features.
@@ -66,8 +67,8 @@ fn splits(n: usize, tiles: usize, slots: usize) -> usize {
 
 impl Cut {
     /// The first shape of which several blocks fit on a multiprocessor, or else one. Tokens so many that not even one fits are an error.
-    pub(super) fn new(cuda: &CudaDevice, s: WriteSizes, held: Held) -> Result<Self> {
-        let limit = cuda.shared_limit();
+    pub(super) fn new(card: Card, s: MemorySizes, held: Held) -> Result<Self> {
+        let limit = card.shared;
         let group = group_of(s.m);
         let slots = s.m.next_multiple_of(group);
         let keys = s.dk().next_multiple_of(16);
@@ -78,7 +79,7 @@ impl Cut {
         };
         let together = if group == 8 && held.tiles == 1 { 3 } else { 2 };
         let tiles = |columns: usize| s.d.div_ceil(columns);
-        let splits = |columns: usize| splits(s.n, tiles(columns), together * cuda.multiprocessors());
+        let splits = |columns: usize| splits(s.n, tiles(columns), together * card.multiprocessors);
         let useful = |(columns, buffers): &(usize, usize)| *buffers == 1 || tiles(*columns) > splits(*columns);
         // The system takes a kilobyte of each block.
         let fits = |room: usize| SHAPES.into_iter().filter(useful).find(|shape| bytes(*shape) <= room - 1024);
@@ -119,18 +120,16 @@ pub(super) struct StepCut {
 }
 
 impl StepCut {
-    /// The cuts there and back, where one walk serves both: few tokens, few queries, and memories for half of the multiprocessors or more.
-    /// Anything else takes the write and the read one after the other, which share a memory's columns among blocks.
-    pub(super) fn new(cuda: &CudaDevice, s: WriteSizes, queries: usize) -> Option<[Self; 2]> {
-        let most = GROUPS[1];
-        if s.m > most || queries > most || s.n < cuda.multiprocessors() / 2 {
+    /// The cuts there and back, where one walk serves both and the memory fits it.
+    pub(super) fn new(card: Card, s: MemorySizes, queries: usize) -> Option<[Self; 2]> {
+        if !paths::write_read_in_one_walk(card, s, queries) {
             return None;
         }
-        Some([Self::cut(cuda, s, queries, false)?, Self::cut(cuda, s, queries, true)?])
+        Some([Self::cut(card, s, queries, false)?, Self::cut(card, s, queries, true)?])
     }
 
-    fn cut(cuda: &CudaDevice, s: WriteSizes, queries: usize, back: bool) -> Option<Self> {
-        let limit = cuda.shared_limit();
+    fn cut(card: Card, s: MemorySizes, queries: usize, back: bool) -> Option<Self> {
+        let limit = card.shared;
         let (group, asked, keys) = (group_of(s.m), group_of(queries), s.dk().next_multiple_of(16));
         let bytes = |(columns, buffers): (usize, usize)| {
             // On the way back tiles of A and of its gradient take turns in three pieces, of which one is the next of A.

@@ -17,13 +17,13 @@
 
 use std::ops::Range;
 
-use super::assoc_cut::{Cut, Held};
-use super::assoc_read::{expect_rows, part};
+use super::cut::{Cut, Held};
 use super::dpfp::feature_width;
-use super::{cuda_of, to_f32, via_f32};
-use crate::cpu::assoc::{self as cpu, WriteGradients, WriteInputs, WriteSizes};
+use super::{MemorySizes, expect_rows, part};
+use crate::cpu::memory::write::{self as cpu, WriteGradients, WriteInputs};
 use crate::cuda::CudaDevice;
 use crate::error::{Error, Result};
+use crate::ops::{cuda_of, to_f32, via_f32};
 use crate::tape::{Backward, Grads, is_recorded, record_all};
 use crate::tensor::{DType, Shape, Tensor};
 
@@ -55,7 +55,7 @@ pub fn assoc_write(w: AssocWrite<'_>) -> Result<(Tensor, Tensor)> {
     write(w, None, false, None)
 }
 
-/// The same to the memories `rows` of the leading axis of A `[L, .., dk, d]` and z `[L, .., dk]`: the other rows stay, and k, v, beta and
+/// Writes, as [`assoc_write`], to the memories `rows` of the leading axis of A `[L, .., dk, d]` and z `[L, .., dk]`: the other rows stay, and k, v, beta and
 /// `first` are `[rows, ..]`.
 pub fn assoc_write_rows(w: AssocWrite<'_>, rows: Range<usize>) -> Result<(Tensor, Tensor)> {
     expect_rows(OP, w.a, &rows)?;
@@ -63,7 +63,7 @@ pub fn assoc_write_rows(w: AssocWrite<'_>, rows: Range<usize>) -> Result<(Tensor
     write(w, Some(rows), false, None)
 }
 
-/// The same with A' in the place of A. The way back takes A from A', with its rounding: of the size of the largest values that the memory
+/// Writes, as [`assoc_write_rows`], with A' in the place of A. The way back takes A from A', with its rounding: of the size of the largest values that the memory
 /// ever held, not of those it held then.
 ///
 /// Whatever shares A's buffer sees A' from here on, until the backward pass has gone through this write and put A back. So the caller
@@ -92,7 +92,7 @@ pub(super) fn write(
     Ok((a, z))
 }
 
-pub(super) fn checked(w: &AssocWrite<'_>) -> Result<WriteSizes> {
+pub(super) fn checked(w: &AssocWrite<'_>) -> Result<MemorySizes> {
     w.k.expect_float(OP, "the keys")?;
     let rank = w.k.shape().rank();
     if rank < 2 || w.k.elements() == 0 {
@@ -126,7 +126,7 @@ pub(super) fn checked(w: &AssocWrite<'_>) -> Result<WriteSizes> {
     {
         return Err(Error::shape(OP, "first", format!("{lead:?} or [{n}]"), first.shape()));
     }
-    Ok(WriteSizes { n, m, dm, d, nu: w.nu })
+    Ok(MemorySizes { n, m, dm, d, nu: w.nu })
 }
 
 pub(super) struct Saved {
@@ -138,7 +138,7 @@ pub(super) struct Saved {
     pub(super) z: Tensor,
     pub(super) first: Option<Tensor>,
     pub(super) correction: bool,
-    pub(super) sizes: WriteSizes,
+    pub(super) sizes: MemorySizes,
     /// Which rows of the whole memory these are; `None`: all.
     pub(super) rows: Option<Range<usize>>,
     /// What a write in place added to each key, f32 `[.., m, d]`, if it is to be taken back.
@@ -187,7 +187,7 @@ impl Saved {
             });
         };
         let s = self.sizes;
-        let cut = Cut::new(cuda, s, Held { tiles: 1, recalls: true })?;
+        let cut = Cut::new(cuda.card(), s, Held { tiles: 1, recalls: true })?;
         let launch = cut.launch(cuda, self.k.dtype(), "write")?;
         let launch =
             launch.arg(&self.k).arg(&self.v).arg(&self.beta).arg(&self.a).arg(&self.z).arg(self.first.as_ref()).arg(a).arg(z);
@@ -206,7 +206,7 @@ impl Saved {
             });
         };
         let s = self.sizes;
-        let cut = Cut::new(cuda, s, Held { tiles: 1, recalls: false })?;
+        let cut = Cut::new(cuda.card(), s, Held { tiles: 1, recalls: false })?;
         let launch = cut.launch(cuda, self.k.dtype(), "write_undo")?.arg(&self.k).arg(&self.beta).arg(&self.z);
         let launch = launch.arg(self.first.as_ref()).arg(x).arg(&self.a);
         let launch = launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32);
@@ -230,7 +230,7 @@ impl Saved {
     /// dk, dv and dbeta, and g and h turned into the gradients of A and z. Without `update`, g stays as it was.
     fn backward_on(&self, cuda: &CudaDevice, [g, h]: [&Tensor; 2], [dk, dv, dbeta]: [&Tensor; 3], update: bool) -> Result<()> {
         let s = self.sizes;
-        let cut = Cut::new(cuda, s, Held { tiles: 2, recalls: true })?;
+        let cut = Cut::new(cuda.card(), s, Held { tiles: 2, recalls: true })?;
         let (dtype, device) = (self.k.dtype(), self.k.device());
         // Sums over columns: of dphi, and of db and dden.
         let features = Tensor::uninit([s.n, cut.sums(), s.m, s.dk()], DType::F32, device)?;

@@ -7,15 +7,16 @@
 
 use std::ops::Range;
 
-use super::assoc_cut::{Cut, Held};
+use super::cut::{Cut, Held};
 use super::dpfp::feature_width;
-use super::matmul::{Linear, Sizes, forward, multiply};
-use super::reduce::sum_middle_into;
-use super::{cast, cuda_of, to_f32, via_f32};
-use crate::cpu::assoc::WriteSizes;
-use crate::cpu::assoc_read::{self as cpu, ReadSizes};
+use super::{MemorySizes, expect_rows, part};
+use crate::cpu::memory::read as cpu;
 use crate::cuda::{CudaDevice, Launch};
 use crate::error::{Error, Result};
+use crate::ops::matmul::{Linear, Sizes, forward, multiply};
+use crate::ops::reduce::sum_middle_into;
+use crate::ops::{cast, cuda_of, to_f32, via_f32};
+use crate::paths;
 use crate::tape::{Backward, Grads, Target, record};
 use crate::tensor::{DType, Shape, Tensor};
 
@@ -23,8 +24,6 @@ const OP: &str = "assoc_read";
 
 /// Queries that one block of the read kernels takes, a warp each.
 const ROWS: usize = 4;
-/// Most queries of a memory that a walk over A serves better than products do.
-const FEW: usize = 16;
 
 /// Reads the memory A `[.., dk, d]`, z `[.., dk]` (f32) with raw queries q = W_Q x `[.., T, dm]`; the result, plus `residual` if given,
 /// is `[.., T, d]` in q's type. dk = 2 nu dm. Leading axes must agree; anything else is an error.
@@ -32,7 +31,7 @@ pub fn assoc_read(q: &Tensor, a: &Tensor, z: &Tensor, nu: usize, residual: Optio
     read(q, a, z, None, nu, residual, None)
 }
 
-/// The same with the memories `rows` of the leading axis of A `[L, .., dk, d]` and z `[L, .., dk]`: q is `[rows, .., T, dm]`. The gradients
+/// Reads, as [`assoc_read`], the memories `rows` of the leading axis of A `[L, .., dk, d]` and z `[L, .., dk]`: q is `[rows, .., T, dm]`. The gradients
 /// of A and z have the whole shape, so that a memory of which some layers rest needs no copies.
 pub fn assoc_read_rows(
     q: &Tensor,
@@ -47,23 +46,10 @@ pub fn assoc_read_rows(
     read(q, a, z, Some(rows), nu, residual, None)
 }
 
-/// Refuses rows that a memory does not have.
-pub(super) fn expect_rows(op: &'static str, memory: &Tensor, rows: &Range<usize>) -> Result<()> {
-    if memory.shape().rank() > 0 && rows.start < rows.end && rows.end <= memory.shape()[0] {
-        return Ok(());
-    }
-    Err(Error::shape(op, "the memory", format!("[at least {}, ..]", rows.end.max(rows.start + 1)), memory.shape()))
-}
-
-/// Rows of a tensor, or all of it.
-pub(super) fn part(x: &Tensor, rows: Option<&Range<usize>>) -> Tensor {
-    rows.map_or_else(|| x.detach(), |rows| x.view_rows(rows.clone()))
-}
-
 /// Whether such queries are served by a product that A is rounded for.
 pub(super) fn rounds(q: &Tensor) -> bool {
     let rank = q.shape().rank();
-    cuda_of(q).is_some() && q.dtype() == DType::BF16 && rank >= 2 && q.shape()[rank - 2] > FEW
+    cuda_of(q).is_some() && q.dtype() == DType::BF16 && rank >= 2 && paths::write_rounds(q.shape()[rank - 2])
 }
 
 /// `rounded`: the rows of A in the type of the queries, where they are at hand.
@@ -86,11 +72,11 @@ pub(super) fn read(
     let shape = q.shape().with_last(d);
     let read = Read { q: q.detach(), a: a.clone(), z: z.clone(), rows, nu, sizes };
     let y = Tensor::uninit(shape, q.dtype(), q.device())?; // [.., T, d]
-    if let Some((cuda, cut)) = read.few(Held { tiles: 1, recalls: true })? {
+    if let Some((cuda, cut)) = read.walk(Held { tiles: 1, recalls: true }) {
         let launch = cut.launch(cuda, q.dtype(), "read_few")?.arg(q).arg(a).arg(z).arg(residual).arg(&y);
         let launch = launch.arg(t as i32).arg(dm as i32).arg(nu as i32).arg(d as i32);
         launch.arg(cut.buffers as i32).run()?;
-    } else if read.few_on_cpu() {
+    } else if read.by_task() {
         let residual = residual.map(|t| t.read::<f32>(OP)).transpose()?;
         let (q, a, z) = (q.read::<f32>(OP)?, a.read::<f32>(OP)?, z.read::<f32>(OP)?);
         cpu::read_few(&q, &a, &z, residual.as_deref(), &mut y.write::<f32>(OP)?, read.widths());
@@ -147,35 +133,30 @@ struct Lanes {
 }
 
 impl Read {
-    /// How a kernel that walks over A once goes about it, where that is faster than products: for a few queries of each of many memories.
-    fn few(&self, held: Held) -> Result<Option<(&CudaDevice, Cut)>> {
-        let Sizes { batch, m, n: d, .. } = self.sizes;
-        let Some(cuda) = cuda_of(&self.q).filter(|cuda| m <= FEW && batch >= cuda.multiprocessors()) else { return Ok(None) };
-        let sizes = WriteSizes { n: batch, m, dm: self.q.shape().last(), d, nu: self.nu };
+    /// How a kernel that walks over A once goes about it, where that is the way.
+    fn walk(&self, held: Held) -> Option<(&CudaDevice, Cut)> {
+        let s = self.widths();
+        let cuda = cuda_of(&self.q).filter(|cuda| paths::read_by_walk(cuda.card(), s))?;
         // A memory too wide for it takes the general way.
-        Ok(Cut::new(cuda, sizes, held).ok().filter(|cut| cut.splits == 1 && cut.held > 0).map(|cut| (cuda, cut)))
+        Cut::new(cuda.card(), s, held).ok().filter(|cut| cut.splits == 1 && cut.held > 0).map(|cut| (cuda, cut))
     }
 
-    /// The same on the CPU.
-    fn few_on_cpu(&self) -> bool {
-        cuda_of(&self.q).is_none() && cpu::is_few(self.sizes.batch, self.sizes.m)
+    /// Whether one task of the CPU does all of a memory.
+    fn by_task(&self) -> bool {
+        cuda_of(&self.q).is_none() && paths::read_by_task(self.widths(), rayon::current_num_threads())
     }
 
-    fn widths(&self) -> ReadSizes {
-        ReadSizes { t: self.sizes.m, dm: self.q.shape().last(), d: self.sizes.n, nu: self.nu }
+    fn widths(&self) -> MemorySizes {
+        MemorySizes { n: self.sizes.batch, m: self.sizes.m, dm: self.q.shape().last(), d: self.sizes.n, nu: self.nu }
     }
 
-    /// A kernel of `read_lanes.cu` on its share of the queries, where a row of the features' r fills the lanes of a warp.
+    /// A kernel of `read_lanes.cu` on its share of the queries, where that is the way.
     fn by_lanes<'a>(&self, cuda: &'a CudaDevice, name: &str) -> Result<Option<(Launch<'a>, Lanes)>> {
-        let (s, dm) = (self.sizes, self.q.shape().last());
-        if ![16, 32, 64].contains(&dm) || self.nu > 3 {
-            return Ok(None);
-        }
-        // Warps enough to hide the memory's latency first; then more queries for each, which share a z.
-        let each = (s.batch * s.m / (64 * cuda.multiprocessors())).clamp(1, 16);
+        let s = self.widths();
+        let Some(each) = paths::read_by_lanes(cuda.card(), s) else { return Ok(None) };
         let chunks = s.m.div_ceil(ROWS * each);
-        let launch = cuda.kernel_with("read_lanes", self.q.dtype(), &[("C_OWN", dm / 16)], name)?;
-        Ok(Some((launch.block(32 * ROWS).grid(s.batch * chunks, 1, 1), Lanes { each, chunks })))
+        let launch = cuda.kernel_with("read_lanes", self.q.dtype(), &[("C_OWN", s.dm / 16)], name)?;
+        Ok(Some((launch.block(32 * ROWS).grid(s.n * chunks, 1, 1), Lanes { each, chunks })))
     }
 
     /// This part of a gradient of the whole memory, to be added to.
@@ -276,7 +257,7 @@ impl Backward for ReadBackward {
         let dy = grads.output(0)?; // [.., T, d]
         let read = &self.read;
         let Sizes { batch, m: t, n: d, k: dk } = read.sizes;
-        if let Some((cuda, cut)) = read.few(Held { tiles: 2, recalls: false })? {
+        if let Some((cuda, cut)) = read.walk(Held { tiles: 2, recalls: false }) {
             let da = grads.target(1)?.map(|target| read.target(target)).transpose()?;
             let dz = grads.target(2)?.map(|target| read.target(target)).transpose()?;
             let dq = Tensor::uninit(read.q.shape(), read.q.dtype(), read.q.device())?;
@@ -288,7 +269,7 @@ impl Backward for ReadBackward {
             grads.give(0, dq)?;
             return if self.has_residual { grads.give(3, dy) } else { Ok(()) };
         }
-        if read.few_on_cpu() {
+        if read.by_task() {
             let da = grads.target(1)?.map(|target| read.target(target)).transpose()?;
             let dz = grads.target(2)?.map(|target| read.target(target)).transpose()?;
             let dq = read.few_backward(&dy, da.as_ref(), dz.as_ref())?;

@@ -8,33 +8,11 @@
 
 use rayon::prelude::*;
 
-use super::assoc::{EPSILON, From, add_outer, dot, recall, with_scratch};
 use super::dpfp::{features, features_backward};
-use super::par_rows;
-use super::small_product::{Pair, dots};
-
-/// Sizes of a read: queries of each memory, and the widths of raw queries and of values.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ReadSizes {
-    pub(crate) t: usize,
-    pub(crate) dm: usize,
-    pub(crate) d: usize,
-    pub(crate) nu: usize,
-}
-
-impl ReadSizes {
-    fn dk(&self) -> usize {
-        2 * self.nu * self.dm
-    }
-}
-
-/// Most queries of a memory for which one task a memory is faster than products.
-const FEW: usize = 32;
-
-/// Whether one task should do all of a memory.
-pub(crate) fn is_few(memories: usize, queries: usize) -> bool {
-    queries <= FEW && memories >= 4 * rayon::current_num_threads()
-}
+use super::{From, add_outer, dot, recall, with_scratch};
+use crate::cpu::par_rows;
+use crate::cpu::small_product::{Pair, dots};
+use crate::ops::memory::{EPSILON, MemorySizes};
 
 /// qn of one query.
 #[inline(always)]
@@ -45,13 +23,13 @@ fn normalised(q: &[f32], z: &[f32], r: &mut [f32], qn: &mut [f32]) {
 }
 
 /// qn of every query.
-pub(crate) fn read_features(q: &[f32], z: &[f32], qn: &mut [f32], s: ReadSizes) {
+pub(crate) fn read_features(q: &[f32], z: &[f32], qn: &mut [f32], s: MemorySizes) {
     let (dm, dk) = (s.dm, s.dk());
     par_rows(qn, dk, 4 * dk, |first, qn| {
         with_scratch([2 * dm], |[r]| {
             simd!({
                 for (i, (qn, q)) in qn.chunks_exact_mut(dk).zip(q[first * dm..].chunks_exact(dm)).enumerate() {
-                    normalised(q, &z[(first + i) / s.t * dk..][..dk], r, qn);
+                    normalised(q, &z[(first + i) / s.m * dk..][..dk], r, qn);
                 }
             });
         });
@@ -59,8 +37,8 @@ pub(crate) fn read_features(q: &[f32], z: &[f32], qn: &mut [f32], s: ReadSizes) 
 }
 
 /// y = A^T qn (+ residual), a memory at a time.
-pub(crate) fn read_few(q: &[f32], a: &[f32], z: &[f32], residual: Option<&[f32]>, y: &mut [f32], s: ReadSizes) {
-    let ReadSizes { t, dm, d, .. } = s;
+pub(crate) fn read_few(q: &[f32], a: &[f32], z: &[f32], residual: Option<&[f32]>, y: &mut [f32], s: MemorySizes) {
+    let MemorySizes { m: t, dm, d, .. } = s;
     let dk = s.dk();
     y.par_chunks_mut(t * d).enumerate().for_each(|(n, y)| {
         let (q, z) = (&q[n * t * dm..][..t * dm], &z[n * dk..][..dk]);
@@ -95,8 +73,8 @@ fn queries_backward((q, z, dqn): (&[f32], &[f32], &[f32]), dq: &mut [f32], dz: &
 }
 
 /// From dqn: dq, and dz (+)= sum_t dden_t phi_t.
-pub(crate) fn read_backward(q: &[f32], z: &[f32], dqn: &[f32], dq: &mut [f32], (dz, add): (&mut [f32], bool), s: ReadSizes) {
-    let (t, dm, dk) = (s.t, s.dm, s.dk());
+pub(crate) fn read_backward(q: &[f32], z: &[f32], dqn: &[f32], dq: &mut [f32], (dz, add): (&mut [f32], bool), s: MemorySizes) {
+    let (t, dm, dk) = (s.m, s.dm, s.dk());
     dq.par_chunks_mut(t * dm).zip(dz.par_chunks_mut(dk)).enumerate().for_each(|(n, (dq, dz))| {
         let operands = (&q[n * t * dm..][..t * dm], &z[n * dk..][..dk], &dqn[n * t * dk..][..t * dk]);
         if !add {
@@ -115,9 +93,9 @@ pub(crate) fn read_few_backward(
     dq: &mut [f32],
     (dz, add_z): Gradient<'_>,
     da: Option<Gradient<'_>>,
-    s: ReadSizes,
+    s: MemorySizes,
 ) {
-    let ReadSizes { t, dm, d, .. } = s;
+    let MemorySizes { m: t, dm, d, .. } = s;
     let dk = s.dk();
     let (da, add_a) = da.map_or((None, false), |(da, add)| (Some(da), add));
     let das: Vec<Option<&mut [f32]>> = match da {

@@ -1,12 +1,15 @@
 //! Causal attention: o_i = sum_j p_ij v_j, p_i = softmax over the visible keys j <= i of q_i . k_j / sqrt(size).
 //!
 //! Nothing of size T x T is kept: the forward pass saves the log-sum-exp of each row, and the backward pass computes p again from it,
-//! with ds_ij = p_ij (do_i . v_j - do_i . o_i) / sqrt(size). On CUDA, bf16 heads of 32, 64 and 128 go to tensor cores
-//! (`attention_wgmma.cu` on Hopper, `attention_mma.cu` elsewhere) and everything else to plain loops in f32 (`attention.cu`).
+//! with ds_ij = p_ij (do_i . v_j - do_i . o_i) / sqrt(size). [`naive`] is the plain twin; `paths.rs` says which kernels run when.
+
+mod launch;
+pub mod naive;
+
+use launch::Plan;
 
 use super::{cast, cuda_of, to_f32, via_f32};
-use crate::cpu::attention::{self as cpu, Layout, Out};
-use crate::cuda::{CudaDevice, Launch};
+use crate::cpu::attention::{self as cpu, Out};
 use crate::error::{Error, Result};
 use crate::tape::{Backward, Grads, is_recorded, record};
 use crate::tensor::{DType, Shape, Tensor};
@@ -42,6 +45,29 @@ impl Heads {
         self.check(op)?;
         qkv.expect_float(op, "qkv")?;
         expect_rows(op, "qkv", qkv, self.packed())
+    }
+}
+
+/// How sequences lie in memory: `n` of them, `tq` queries of `tk` keys, rows `q_row` and `k_row` elements apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    pub(crate) n: usize,
+    pub(crate) tq: usize,
+    pub(crate) tk: usize,
+    pub(crate) heads: Heads,
+    pub(crate) q_row: usize,
+    pub(crate) k_row: usize,
+}
+
+impl Layout {
+    /// Query heads that share a key head.
+    pub(crate) fn group(&self) -> usize {
+        self.heads.query / self.heads.key
+    }
+
+    /// What scores are multiplied by.
+    pub(crate) fn scale(&self) -> f32 {
+        1.0 / (self.heads.size as f32).sqrt()
     }
 }
 
@@ -167,118 +193,6 @@ fn forward(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, l: Layout,
         }
     }
     Ok(lse)
-}
-
-/// What computes the products.
-#[derive(Clone, Copy, PartialEq)]
-enum Products {
-    /// Loops in f32: `attention.cu`.
-    Plain,
-    /// Tensor cores, a warp at a time: `attention_mma.cu`.
-    Mma,
-    /// Tensor cores, four warps at a time: `attention_wgmma.cu`.
-    Wgmma,
-}
-
-/// Which kernels run, and with what shape of blocks.
-struct Plan {
-    layout: Layout,
-    products: Products,
-    /// Warps of a block: one for short sequences, where four would mostly idle.
-    warps: usize,
-}
-
-impl Plan {
-    /// `tensors` are those that the tensor-core kernels move 16 bytes at a time.
-    fn new(cuda: &CudaDevice, layout: Layout, tensors: &[&Tensor]) -> Self {
-        let cores = matches!(layout.heads.size, 32 | 64 | 128)
-            && layout.q_row.is_multiple_of(8)
-            && layout.k_row.is_multiple_of(8)
-            && tensors.iter().all(|t| t.dtype() == DType::BF16 && t.ptr().is_multiple_of(16));
-        let short = layout.tk <= 16;
-        let products = match cores {
-            false => Products::Plain,
-            true if cuda.has_wgmma() && layout.heads.size <= 64 && !short => Products::Wgmma,
-            true => Products::Mma,
-        };
-        Plan { layout, products, warps: if cores && short { 1 } else { 4 } }
-    }
-
-    fn on_tensor_cores(&self) -> bool {
-        self.products != Products::Plain
-    }
-
-    /// 32s of dimensions that the plain kernels are compiled for.
-    fn chunks(&self) -> usize {
-        self.layout.heads.size.div_ceil(32).next_power_of_two()
-    }
-
-    /// A launch with one block for each head of `heads` and tile of `rows`: 16 rows a warp with tensor cores, 4 without.
-    fn launch<'a>(
-        &self,
-        cuda: &'a CudaDevice,
-        dtype: DType,
-        name: &str,
-        rows: usize,
-        heads: usize,
-        shared: usize,
-    ) -> Result<Launch<'a>> {
-        let tile = self.warps * if self.on_tensor_cores() { 16 } else { 4 };
-        let sizes = [("C_SIZE", self.layout.heads.size), ("C_WARPS", self.warps)];
-        let launch = match self.products {
-            Products::Plain => cuda.kernel_with("attention", dtype, &[("C_CHUNKS", self.chunks())], name)?,
-            Products::Mma => cuda.kernel_with("attention_mma", dtype, &sizes, name)?,
-            Products::Wgmma => cuda.kernel_with("attention_wgmma", dtype, &sizes, name)?,
-        };
-        Ok(launch.block(32 * self.warps).grid(self.layout.n * heads * rows.div_ceil(tile), 1, 1).shared(shared))
-    }
-
-    /// The arguments that all kernels end with.
-    fn sizes<'a>(&self, launch: Launch<'a>) -> Launch<'a> {
-        let l = self.layout;
-        let scale = 1.0 / (l.heads.size as f32).sqrt();
-        let int = |x: usize| x as i32;
-        let launch = launch.arg(l.q_row).arg(l.k_row).arg(int(l.heads.query)).arg(int(l.heads.query / l.heads.key));
-        launch.arg(int(l.tq)).arg(int(l.tk)).arg(int(l.heads.size)).arg(scale)
-    }
-
-    /// Bytes of `own` tiles of the block's rows and `passing` tiles of 32 rows, in f32, the latter padded by one: the plain kernels'.
-    fn plain_shared(&self, own: usize, passing: usize) -> usize {
-        let width = 32 * self.chunks();
-        4 * (own * 16 * width + passing * 32 * (width + 1))
-    }
-
-    /// Bytes of `own` tiles of the block's rows and 2 double-buffered tiles of `passing` rows, in bf16.
-    fn tiles_shared(&self, own: usize, passing: usize) -> usize {
-        2 * self.layout.heads.size * (own * 16 * self.warps + 4 * passing)
-    }
-
-    fn forward_shared(&self) -> usize {
-        if self.on_tensor_cores() { self.tiles_shared(1, 16 * self.warps) } else { self.plain_shared(1, 2) }
-    }
-
-    /// Whether one kernel does the whole way back.
-    fn is_short(&self) -> bool {
-        let l = self.layout;
-        self.products == Products::Mma && self.warps == 1 && l.tq > 0 && l.tq <= 16 && l.tk <= 16 && l.heads.query == l.heads.key
-    }
-
-    /// Bytes of five tiles of 16 rows and two numbers for each row.
-    fn short_shared(&self) -> usize {
-        5 * 16 * 2 * self.layout.heads.size + 2 * 16 * 4
-    }
-
-    fn backward_shared(&self) -> usize {
-        // Rows of a passing tile as in the kernels: BACK in attention_mma.cu, PASS in attention_wgmma.cu.
-        let passing = match self.products {
-            Products::Plain => return self.plain_shared(2, 2),
-            Products::Mma if self.warps == 1 => 16,
-            Products::Mma => 32,
-            Products::Wgmma => 64,
-        };
-        // With room for the log-sum-exp and delta of the passing rows.
-        self.tiles_shared(2, passing) + 4 * 4 * passing
-    }
 }
 
 struct AttentionBackward {

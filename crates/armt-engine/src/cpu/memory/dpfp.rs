@@ -1,7 +1,7 @@
 //! DPFP on the CPU: phi = [r * roll(r, 1), .., r * roll(r, nu)] with r = relu([x, -x]).
 
-use super::assoc::with_scratch;
-use super::par_rows;
+use super::with_scratch;
+use crate::cpu::par_rows;
 
 /// r = relu([x, -x]).
 #[inline(always)]
