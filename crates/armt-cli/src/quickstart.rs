@@ -24,7 +24,7 @@ const TRAINED: usize = 8;
 const PAIRS: [usize; 7] = [1, 2, 4, TRAINED, 16, 24, FARTHEST];
 const FARTHEST: usize = 4 * TRAINED;
 const SAMPLES: usize = 500;
-/// The same backbone and data without the memory: all that it can learn is to guess, and that it does soon.
+/// The backbone and data without the memory: all that it can learn is to guess, and that it does soon.
 const WITHOUT: [&str; 3] =
     ["memory={ kind = \"none\" }", "stage=[{ pairs = 8, batch = 64, steps = 150, vary = true }]", "eval.every=150"];
 

@@ -17,7 +17,7 @@ fn place() -> Place {
     place
 }
 
-/// The same with a converted model in `model`.
+/// A place with a converted model in `model`.
 fn with_model() -> Place {
     place().with_model()
 }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::error::{Error, Result};
-use crate::tasks::Example;
+use crate::tasks::TaskBatch;
 use crate::train::Stepper;
 use armt::config::{Alignment, Associative, Config, MemoryConfig, ModelType};
 use armt::memory::MemoryState;
@@ -219,7 +219,7 @@ pub fn run(
             let params: Vec<Param> = model.params().into_iter().cloned().collect();
             let optimizer = AdamW::new(vec![Group { params, weight_decay: 0.01, rate: 1.0 }], Settings::default())?;
             let mut stepper = Stepper::new(&model, optimizer, backprop, schedule)?;
-            let example = example(workload, &ids);
+            let example = task_batch(workload, &ids);
             Box::new(move |_| stepper.step(&example, accumulate, 1e-4).map(|_| ()))
         }
     };
@@ -294,11 +294,11 @@ fn reading(model: &Model, reader: &mut Reader<'_>, ids: &[i32], tokens: usize) -
 }
 
 /// A batch whose last segment is asked for.
-fn example(workload: &Workload, ids: &[i32]) -> Example {
+fn task_batch(workload: &Workload, ids: &[i32]) -> TaskBatch {
     let length = workload.segments * workload.segment;
     let asked = |i: usize| i % length >= length - workload.segment;
     let next = (0..ids.len()).map(|i| if asked(i) { ids[i] } else { -1 }).collect();
-    Example { batch: Batch { ids: ids.to_vec(), batch: workload.batch, mask: None }, targets: Targets { next } }
+    TaskBatch { batch: Batch { ids: ids.to_vec(), batch: workload.batch, mask: None }, targets: Targets { next } }
 }
 
 /// TFLOP/s of the block's widest product with all layers batched, alone.

@@ -90,21 +90,21 @@ pub struct TaskRecipe {
 #[serde(try_from = "ModelKeys")]
 pub enum ModelRecipe {
     /// Fresh ones.
-    Fresh(Shape),
+    Fresh(FreshModel),
     /// Those of a model folder as `armt convert` writes it, or of a run's best model: `from`.
     From(PathBuf),
 }
 
 impl Default for ModelRecipe {
     fn default() -> Self {
-        ModelRecipe::Fresh(Shape::default())
+        ModelRecipe::Fresh(FreshModel::default())
     }
 }
 
 /// The shape of a fresh GPT-NeoX, the paper's small one unless changed: 4 layers, width 128, 4 heads, feed-forward 128, weights of
 /// spread 0.02.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shape {
+pub struct FreshModel {
     /// Layers.
     pub layers: usize,
     /// Width of the residual stream.
@@ -119,9 +119,9 @@ pub struct Shape {
     pub tied: bool,
 }
 
-impl Default for Shape {
+impl Default for FreshModel {
     fn default() -> Self {
-        Shape { layers: 4, width: 128, heads: 4, inner: 128, init: 0.02, tied: false }
+        FreshModel { layers: 4, width: 128, heads: 4, inner: 128, init: 0.02, tied: false }
     }
 }
 
@@ -145,8 +145,8 @@ impl TryFrom<ModelKeys> for ModelRecipe {
         let ModelKeys { from, layers, width, heads, inner, init, tied } = keys;
         let sizes = [("layers", layers), ("width", width), ("heads", heads), ("inner", inner)];
         let Some(folder) = from else {
-            let usual = Shape::default();
-            return Ok(ModelRecipe::Fresh(Shape {
+            let usual = FreshModel::default();
+            return Ok(ModelRecipe::Fresh(FreshModel {
                 layers: layers.unwrap_or(usual.layers),
                 width: width.unwrap_or(usual.width),
                 heads: heads.unwrap_or(usual.heads),
@@ -289,7 +289,7 @@ impl Recipe {
         Self::parse(&text, changes).map_err(|e| Error::file(path, e))
     }
 
-    /// The same from text.
+    /// Reads a recipe from its text, with changes as [`Recipe::load`] makes them.
     pub fn parse(text: &str, changes: &[String]) -> Result<Self> {
         let trouble = |e: toml::de::Error| Error::Toml(e.to_string().trim_end().to_string());
         let recipe: Recipe = if changes.is_empty() {
@@ -483,7 +483,7 @@ steps = 20
     fn a_model_has_a_shape_or_comes_from_a_folder() {
         let with = |keys: &str| format!("[model]\n{keys}\n{RECIPE}").replace("seed = 3", "");
         let r = Recipe::parse(&with("width = 64"), &[]).unwrap();
-        assert!(matches!(r.model, ModelRecipe::Fresh(shape) if shape == Shape { width: 64, ..Shape::default() }));
+        assert!(matches!(r.model, ModelRecipe::Fresh(shape) if shape == FreshModel { width: 64, ..FreshModel::default() }));
         let r = Recipe::parse(RECIPE, &["model.from=some/folder".into()]).unwrap();
         assert!(matches!(&r.model, ModelRecipe::From(folder) if folder == Path::new("some/folder")));
         assert!(r.fresh(VOCAB, EOS).is_err());

@@ -8,12 +8,12 @@ use std::collections::HashMap;
 use armt::engine::optim::AdamW;
 use armt::engine::{Graph, Tape, Tensor, Workspace, ops};
 use armt::memory::{Content, MemoryState};
-use armt::model::{Draft, DraftShape, Lesson, Model, Targets};
+use armt::model::{BatchShape, DeviceBatch, HostBatch, Model, Targets};
 use armt::schedule::{Backprop, Choice};
 use armt::segment::Batch;
 
 use crate::error::{Error, Result};
-use crate::tasks::Example;
+use crate::tasks::TaskBatch;
 
 /// Rows that are asked come in so many on CUDA, where a step of a new shape takes far longer than a replayed one.
 const ROWS: usize = 64;
@@ -29,7 +29,7 @@ pub struct Stepper<'m> {
     /// The memory that texts go on from, and the one that they leave.
     memory: Option<MemoryState>,
     /// By the shapes of a batch's parts, and what they begin from.
-    shapes: HashMap<(Vec<DraftShape>, Begin), Shape>,
+    shapes: HashMap<(Vec<BatchShape>, Begin), RecordedStep>,
     // Dropped after the graphs that live in it.
     workspace: Workspace,
 }
@@ -44,8 +44,8 @@ enum Begin {
 }
 
 /// What is kept for steps of one shape.
-struct Shape {
-    lessons: Vec<Lesson>,
+struct RecordedStep {
+    batches: Vec<DeviceBatch>,
     graph: Option<Graph>,
 }
 
@@ -87,15 +87,15 @@ impl<'m> Stepper<'m> {
 
     /// One step on a batch that is computed in `parts` equal parts, with learning rate `rate`. Gives the mean loss, after the update: one
     /// that is not finite has spoiled the parameters.
-    pub fn step(&mut self, example: &Example, parts: usize, rate: f32) -> Result<f32> {
-        self.make(example, parts, rate, Begin::Empty)
+    pub fn step(&mut self, asked: &TaskBatch, parts: usize, rate: f32) -> Result<f32> {
+        self.make(asked, parts, rate, Begin::Empty)
     }
 
     /// One step on texts that go on from the memory that the texts of the last such step left, as far as values go: no gradient goes back
     /// there. So a model meets the memory of a million segments without reading them in one step. Only an associative memory can be so
     /// taken on, and the batch must stay the same.
-    pub fn step_onward(&mut self, example: &Example, rate: f32) -> Result<f32> {
-        let batch = example.batch.batch;
+    pub fn step_onward(&mut self, asked: &TaskBatch, rate: f32) -> Result<f32> {
+        let batch = asked.batch.batch;
         if self.memory.is_none() {
             let empty = MemoryState::empty(self.model, batch)?;
             if !matches!(empty.content, Content::Associative { .. }) {
@@ -108,34 +108,34 @@ impl<'m> Stepper<'m> {
         }
         self.memory.iter().try_for_each(|memory| memory.expect_fits(self.model, batch))?;
         let empty = self.memory.as_ref().is_some_and(MemoryState::is_empty);
-        let loss = self.make(example, 1, rate, Begin::Carried { empty })?;
+        let loss = self.make(asked, 1, rate, Begin::Carried { empty })?;
         if let Some(memory) = &mut self.memory {
-            let tokens = example.batch.tokens();
+            let tokens = asked.batch.tokens();
             memory.tokens_read += tokens as u64;
             memory.segments_read += tokens.div_ceil(self.model.config().segment_size) as u64;
         }
         Ok(loss)
     }
 
-    fn make(&mut self, example: &Example, parts: usize, rate: f32, begin: Begin) -> Result<f32> {
-        let drafts = (0..parts).map(|part| {
-            let (batch, targets) = slice(example, part, parts);
-            let draft = Draft::new(self.model, &batch, &targets)?;
-            Ok(if self.model.device().is_cuda() { draft.rounded(ROWS) } else { draft })
+    fn make(&mut self, asked: &TaskBatch, parts: usize, rate: f32, begin: Begin) -> Result<f32> {
+        let hosts = (0..parts).map(|part| {
+            let (batch, targets) = slice(asked, part, parts);
+            let host = HostBatch::new(self.model, &batch, &targets)?;
+            Ok(if self.model.device().is_cuda() { host.rounded(ROWS) } else { host })
         });
-        let drafts = drafts.collect::<Result<Vec<_>>>()?;
-        let key = (drafts.iter().map(Draft::shape).collect::<Vec<_>>(), begin);
+        let hosts = hosts.collect::<Result<Vec<_>>>()?;
+        let key = (hosts.iter().map(HostBatch::shape).collect::<Vec<_>>(), begin);
         let memory = self.memory.as_ref().filter(|_| begin != Begin::Empty);
         self.optimizer.prepare(rate)?;
         let shape = match self.shapes.remove(&key) {
             None => {
-                let lessons = drafts.iter().map(|draft| Lesson::new(self.model, draft)).collect::<armt::Result<_>>()?;
-                Shape { lessons, graph: None }
+                let batches = hosts.iter().map(|host| DeviceBatch::new(self.model, host)).collect::<armt::Result<_>>()?;
+                RecordedStep { batches, graph: None }
             }
             Some(mut shape) => {
-                shape.lessons.iter().zip(&drafts).try_for_each(|(lesson, draft)| lesson.fill(self.model, draft))?;
+                shape.batches.iter().zip(&hosts).try_for_each(|(batch, host)| batch.fill(self.model, host))?;
                 if self.model.device().is_cuda() && shape.graph.is_none() && self.model.has_fixed_steps() {
-                    let body = || self.body(&shape.lessons, memory).map_err(armt::Error::into_engine);
+                    let body = || self.body(&shape.batches, memory).map_err(armt::Error::into_engine);
                     shape.graph = Some(self.workspace.record(body)?.0);
                 }
                 shape
@@ -143,22 +143,22 @@ impl<'m> Stepper<'m> {
         };
         match &shape.graph {
             Some(graph) => graph.replay()?,
-            None => self.workspace.run(|| self.body(&shape.lessons, memory).map_err(armt::Error::into_engine))?,
+            None => self.workspace.run(|| self.body(&shape.batches, memory).map_err(armt::Error::into_engine))?,
         }
         self.shapes.insert(key, shape);
         Ok(self.loss.item()?)
     }
 
-    /// What a step does on the device, from the lessons to the updated parameters.
-    fn body(&self, lessons: &[Lesson], memory: Option<&MemoryState>) -> armt::Result<()> {
+    /// What a step does on the device, from the batches to the updated parameters.
+    fn body(&self, batches: &[DeviceBatch], memory: Option<&MemoryState>) -> armt::Result<()> {
         self.optimizer.zero_grad()?;
         self.loss.fill_zero()?;
-        let share = 1.0 / lessons.len() as f32;
-        for lesson in lessons {
+        let share = 1.0 / batches.len() as f32;
+        for batch in batches {
             let tape = Tape::new();
             // The way back needs the memory that the step began from, so it gets a copy of its own.
-            let state = memory.map_or_else(|| MemoryState::empty(self.model, lesson.texts()), MemoryState::copied)?;
-            let (loss, after) = self.model.lesson_loss(&tape, lesson, &state, self.schedule, self.backprop)?;
+            let state = memory.map_or_else(|| MemoryState::empty(self.model, batch.texts()), MemoryState::copied)?;
+            let (loss, after) = self.model.batch_loss(&tape, batch, &state, self.schedule, self.backprop)?;
             // Before the way back, which may unwind it in place.
             memory.map_or(Ok(()), |memory| memory.overwrite(&after))?;
             let loss = ops::scale(&loss, share)?;
@@ -170,10 +170,10 @@ impl<'m> Stepper<'m> {
 }
 
 /// Part `part` of `parts` of a batch.
-fn slice(example: &Example, part: usize, parts: usize) -> (Batch, Targets) {
-    let Batch { ids, batch, mask } = &example.batch;
+fn slice(asked: &TaskBatch, part: usize, parts: usize) -> (Batch, Targets) {
+    let Batch { ids, batch, mask } = &asked.batch;
     let (rows, width) = (batch / parts, ids.len() / batch);
     let range = part * rows * width..(part + 1) * rows * width;
     let batch = Batch { ids: ids[range.clone()].to_vec(), batch: rows, mask: mask.as_ref().map(|m| m[range.clone()].to_vec()) };
-    (batch, Targets { next: example.targets.next[range].to_vec() })
+    (batch, Targets { next: asked.targets.next[range].to_vec() })
 }

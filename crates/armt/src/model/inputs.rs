@@ -129,7 +129,7 @@ impl Model {
 }
 
 /// A training example as the host has it: segments, and which rows of each predict what.
-pub struct Draft {
+pub struct HostBatch {
     segments: Vec<Segment>,
     batch: usize,
     /// For each segment, rows of its output `[B T, d]`.
@@ -140,13 +140,13 @@ pub struct Draft {
 
 /// What two examples must have in common for one recorded step to serve both.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct DraftShape {
+pub struct BatchShape {
     batch: usize,
     /// Of each segment: tokens, padding, whether a mask hides something, and rows that are asked.
     segments: Vec<(usize, usize, bool, usize)>,
 }
 
-impl Draft {
+impl HostBatch {
     /// Cuts a batch into the model's segments. A batch that asks nothing is an error.
     pub fn new(model: &Model, batch: &Batch, targets: &Targets) -> Result<Self> {
         if targets.next.len() != batch.ids.len() {
@@ -162,7 +162,7 @@ impl Draft {
         if next.is_empty() {
             return Err(Error::Argument("no position of the batch has a target".into()));
         }
-        Ok(Draft { segments, batch: batch.batch, asked, next })
+        Ok(HostBatch { segments, batch: batch.batch, asked, next })
     }
 
     /// The same with rows that are asked nothing, so that the number of rows of a segment that is asked is a multiple of `rows`: texts with
@@ -176,19 +176,19 @@ impl Draft {
             rounded.extend(next.by_ref().take(count));
             rounded.resize(rounded.len() + asked.len() - count, -1);
         }
-        Draft { next: rounded, ..self }
+        HostBatch { next: rounded, ..self }
     }
 
     /// What another example must have in common with this one to take its place on the device.
-    pub fn shape(&self) -> DraftShape {
+    pub fn shape(&self) -> BatchShape {
         let segments = self.segments.iter().zip(&self.asked);
         let segments = segments.map(|(s, asked)| (s.range.len(), s.pad, s.mask.is_some(), asked.len())).collect();
-        DraftShape { batch: self.batch, segments }
+        BatchShape { batch: self.batch, segments }
     }
 }
 
 /// A training example on the device.
-pub struct Lesson {
+pub struct DeviceBatch {
     pub(crate) inputs: Inputs,
     /// Rows of each segment's output `[B T, d]` that are asked.
     pub(crate) asked: Vec<Option<Tensor>>,
@@ -196,15 +196,15 @@ pub struct Lesson {
     pub(crate) next: Tensor,
 }
 
-impl Lesson {
+impl DeviceBatch {
     /// Copies an example to the device.
-    pub fn new(model: &Model, draft: &Draft) -> Result<Self> {
+    pub fn new(model: &Model, host: &HostBatch) -> Result<Self> {
         let ints = |data: &[i32]| Ok(Tensor::from_slice(data, [data.len()], model.device())?);
-        let asked = draft.asked.iter().map(|rows| if rows.is_empty() { Ok(None) } else { ints(rows).map(Some) });
-        Ok(Lesson {
-            inputs: Inputs::new(model, &draft.segments, draft.batch)?.asking(|s| !draft.asked[s].is_empty()),
+        let asked = host.asked.iter().map(|rows| if rows.is_empty() { Ok(None) } else { ints(rows).map(Some) });
+        Ok(DeviceBatch {
+            inputs: Inputs::new(model, &host.segments, host.batch)?.asking(|s| !host.asked[s].is_empty()),
             asked: asked.collect::<Result<_>>()?,
-            next: ints(&draft.next)?,
+            next: ints(&host.next)?,
         })
     }
 
@@ -213,13 +213,13 @@ impl Lesson {
         self.inputs.batch
     }
 
-    /// Replaces the example by another of the same [`DraftShape`].
-    pub fn fill(&self, model: &Model, draft: &Draft) -> Result<()> {
-        self.inputs.fill(model, &draft.segments)?;
-        for (rows, new) in self.asked.iter().zip(&draft.asked) {
+    /// Replaces the example by another of the same [`BatchShape`].
+    pub fn fill(&self, model: &Model, host: &HostBatch) -> Result<()> {
+        self.inputs.fill(model, &host.segments)?;
+        for (rows, new) in self.asked.iter().zip(&host.asked) {
             rows.as_ref().map_or(Ok(()), |rows| rows.overwrite(new))?;
         }
-        Ok(self.next.overwrite(&draft.next)?)
+        Ok(self.next.overwrite(&host.next)?)
     }
 }
 
@@ -240,8 +240,9 @@ mod tests {
 
     #[test]
     fn rounding_adds_rows_that_are_asked_nothing() {
-        let draft = Draft { segments: Vec::new(), batch: 1, asked: vec![vec![1, 2, 3], vec![], vec![4]], next: vec![7, 8, 9, 5] };
-        let rounded = draft.rounded(2);
+        let host =
+            HostBatch { segments: Vec::new(), batch: 1, asked: vec![vec![1, 2, 3], vec![], vec![4]], next: vec![7, 8, 9, 5] };
+        let rounded = host.rounded(2);
         assert_eq!(rounded.asked, [vec![1, 2, 3, 0], vec![], vec![4, 0]]);
         assert_eq!(rounded.next, [7, 8, 9, -1, 5, -1]);
     }

@@ -13,7 +13,7 @@ use armt_engine::{DType, Device, Param, Tape, Tensor};
 pub(crate) use block::{Attend, Cache};
 use constants::Constants;
 pub(crate) use inputs::Embedded;
-pub use inputs::{Draft, DraftShape, Inputs, Lesson};
+pub use inputs::{BatchShape, DeviceBatch, HostBatch, Inputs};
 pub use weights::{AssociativeWeights, LinearWeights, NormWeights, Weights};
 
 use crate::config::{Alignment, Backbone, Config, MemoryConfig, Positions};
@@ -301,22 +301,22 @@ impl Model {
         backprop: Backprop,
     ) -> Result<(Tensor, MemoryState)> {
         state.expect_fits(self, batch.batch)?;
-        let lesson = Lesson::new(self, &Draft::new(self, batch, targets)?)?;
-        self.lesson_loss(tape, &lesson, state, schedule, backprop)
+        let batch = DeviceBatch::new(self, &HostBatch::new(self, batch, targets)?)?;
+        self.batch_loss(tape, &batch, state, schedule, backprop)
     }
 
     /// The mean loss of an example that is on the device, on `tape`, and the memory afterwards.
-    pub fn lesson_loss(
+    pub fn batch_loss(
         &self,
         tape: &Tape,
-        lesson: &Lesson,
+        batch: &DeviceBatch,
         state: &MemoryState,
         schedule: Choice,
         backprop: Backprop,
     ) -> Result<(Tensor, MemoryState)> {
         let mut rows: Vec<Tensor> = Vec::new();
-        let state = schedule.schedule(self)?.run(self, tape, &lesson.inputs, state, backprop, &mut |s, h| {
-            if let Some(asked) = &lesson.asked[s] {
+        let state = schedule.schedule(self)?.run(self, tape, &batch.inputs, state, backprop, &mut |s, h| {
+            if let Some(asked) = &batch.asked[s] {
                 let flat = ops::reshape(h, [h.dims()[0] * h.dims()[1], h.dims()[2]])?;
                 rows.push(ops::embedding(&flat, asked)?);
             }
@@ -324,7 +324,7 @@ impl Model {
         })?;
         let h = ops::concat(&rows.iter().collect::<Vec<_>>(), 0)?;
         let h = self.last_norm(tape, &h)?;
-        Ok((ops::linear_cross_entropy(&h, &tape.param(self.weights.head()), &lesson.next, 0)?, state))
+        Ok((ops::linear_cross_entropy(&h, &tape.param(self.weights.head()), &batch.next, 0)?, state))
     }
 
     /// Every parameter, in a fixed order.
