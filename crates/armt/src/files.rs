@@ -7,6 +7,11 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
 
+/// Reads a text file; an error names it.
+pub fn read_text(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })
+}
+
 /// Writes something as JSON; an error names the file.
 pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     let mut text = serde_json::to_string_pretty(value).map_err(|e| Error::file(path, e))?;
@@ -16,8 +21,7 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 
 /// Reads something that was written as JSON. A file that holds something else is an error that says what was `expected`.
 pub fn read_json<T: DeserializeOwned>(path: &Path, expected: &str) -> Result<T> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
-    serde_json::from_str(&text).map_err(|e| Error::file(path, format!("expected {expected}: {e}")))
+    serde_json::from_str(&read_text(path)?).map_err(|e| Error::file(path, format!("expected {expected}: {e}")))
 }
 
 /// Writes a file beside its place and renames it there: who reads it meanwhile finds the old one whole.

@@ -44,7 +44,7 @@ impl TaskData {
         let mut books = Books::open(&folder, Arc::new(tokenizer))?;
         if let Some(size) = task.vocabulary {
             let stories = find_data(Data::Babi, None)?;
-            let small = vocabulary(&books, &stories, &[recipe.question()?], size, size.div_ceil(HASHED))?;
+            let small = vocabulary(&books, &stories, &[recipe.stories()?], size, size.div_ceil(HASHED))?;
             books = Books::open(&folder, Arc::new(self::tokenizer(task, None)?.1.with_vocabulary(small)?))?;
         }
         Ok(TaskData::Books(Arc::new(Babilong::new(Arc::new(books))?)))
@@ -84,7 +84,7 @@ impl TaskData {
             }
             TaskData::Books(babilong) => {
                 let [segment, segments] = [stage.segment, stage.segments].map(Option::unwrap_or_default);
-                let (task, facts) = (recipe.question()?, stage.facts.unwrap_or(FACTS));
+                let (task, facts) = (recipe.stories()?, stage.facts.unwrap_or(FACTS));
                 let (babilong, aligned, direct) = (babilong.clone(), stage.aligned, stage.direct);
                 let training =
                     BabilongTraining { babilong, task, segment, segments, facts, questions, aligned, direct, batch, vary };

@@ -122,7 +122,7 @@ pub fn train(
     folder.keep_tokenizer(data.tokenizer());
     device.reset_peak();
     while let Some(stage) = recipe.stages.get(progress.stage) {
-        let (stage, config) = (stage.get_ref(), configs[progress.stage].clone());
+        let config = configs[progress.stage].clone();
         let model = match weights.take() {
             Some(weights) => {
                 let model = Model::blank(config, dtype, device)?;
@@ -309,7 +309,7 @@ impl StageRun<'_> {
         // A stop that is asked for here is heard again at the next step.
         let _ = each(&Event::Validation { progress: *progress, stage: self.name, exact_match: exact });
         let patience = self.stage.patience.unwrap_or(self.recipe.eval.patience);
-        Ok(exact >= self.stage.until || (patience > 0 && progress.waited >= patience))
+        Ok(self.stage.until.reached(exact) || (patience > 0 && progress.waited >= patience))
     }
 
     /// A line of the log: where the run is, the stage's sizes, and `own`.
@@ -371,7 +371,7 @@ mod tests {
             });
             assert_eq!(ending.unwrap(), Ending::Stopped);
 
-            let stage = recipe.stages[0].get_ref();
+            let stage = &recipe.stages[0];
             let model = Model::blank(recipe.config(stage, fresh.config()), DType::F32, &Device::cpu()).unwrap();
             model.set_weights(&Tensors::open(&from).unwrap()).unwrap();
             let task = TaskData::Symbols.task(&recipe, stage).unwrap();
