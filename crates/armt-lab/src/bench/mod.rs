@@ -65,8 +65,12 @@ pub struct Workload {
     pub segments: usize,
 }
 
+/// The workloads that have names.
+pub const WORKLOADS: [&str; 4] = ["read-gpt2", "train-retrieval", "read-small", "train-babilong"];
+
 impl Workload {
-    /// One of the project's four, by name; `None` for another name. The second has other texts on the CPU.
+    /// One of the project's four, by its name or the short one that figures once had; `None` for another name. Training on retrieval has
+    /// other texts on the CPU.
     pub fn named(name: &str, cuda: bool) -> Option<Self> {
         let of = |name: &str, work, [width, layers, heads, segment, tokens, d_mem, vocab, batch, segments]: [usize; 9]| Workload {
             name: name.into(),
@@ -83,10 +87,10 @@ impl Workload {
         };
         let (batch, segments) = if cuda { (512, 51) } else { (64, 11) };
         Some(match name {
-            "w1" => of("w1", Work::Read, [768, 12, 12, 512, 16, 64, 50257, 1, 200]),
-            "w2" => of("w2", Work::Train, [128, 4, 4, 6, 4, 32, 128, batch, segments]),
-            "w3" => of("w3", Work::Read, [256, 6, 8, 256, 16, 64, 8192, 1, 40]),
-            "w4" => of("w4", Work::Train, [384, 8, 6, 512, 16, 64, 8192, 32, 8]),
+            "read-gpt2" | "w1" => of("read-gpt2", Work::Read, [768, 12, 12, 512, 16, 64, 50257, 1, 200]),
+            "train-retrieval" | "w2" => of("train-retrieval", Work::Train, [128, 4, 4, 6, 4, 32, 128, batch, segments]),
+            "read-small" | "w3" => of("read-small", Work::Read, [256, 6, 8, 256, 16, 64, 8192, 1, 40]),
+            "train-babilong" | "w4" => of("train-babilong", Work::Train, [384, 8, 6, 512, 16, 64, 8192, 32, 8]),
             _ => return None,
         })
     }
