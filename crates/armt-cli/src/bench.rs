@@ -8,26 +8,26 @@ use anyhow::{Result, bail};
 use armt::engine::{CpuReport, Device};
 use armt::schedule::{Backprop, ScheduleKind};
 use armt_lab::bench::growth::Figures;
-use armt_lab::bench::{Timing, Way, Work, Workload, run as measure};
+use armt_lab::bench::{Timing, WORKLOADS, Way, Work, Workload, run as measure};
 use clap::Args;
 
 use crate::device::DeviceArgs;
 
 #[derive(Args)]
 #[command(after_help = "Workloads:
-  w1  read, GPT-2 shape (12 layers, width 768, segments of 512)
-  w2  train on retrieval shape (4 layers, width 128, segments of 6)
-  w3  read, small (6 layers, width 256, segments of 256)
-  w4  train on BABILong shape (8 layers, width 384, segments of 512)
+  read-gpt2 (w1)        read, GPT-2 shape (12 layers, width 768, segments of 512)
+  train-retrieval (w2)  train on retrieval shape (4 layers, width 128, segments of 6)
+  read-small (w3)       read, small (6 layers, width 256, segments of 256)
+  train-babilong (w4)   train on BABILong shape (8 layers, width 384, segments of 512)
 
 Examples:
-  armt bench w3 --device cpu
+  armt bench read-small --device cpu
   armt bench all --json bench.json
-  armt bench w1 --segments 97657 --repeats 1
-  armt bench w1 --segments 200,2000,20000 --json tokens.json
-  armt bench w1 --layers 1,12,24 --schedule sequential")]
+  armt bench read-gpt2 --segments 97657 --repeats 1
+  armt bench read-gpt2 --segments 200,2000,20000 --json tokens.json
+  armt bench read-gpt2 --layers 1,12,24 --schedule sequential")]
 pub struct BenchArgs {
-    /// Workloads: w1, w2, w3, w4 or all.
+    /// Workloads by name, or all.
     #[arg(default_value = "all", value_delimiter = ',')]
     workloads: Vec<String>,
     #[command(flatten)]
@@ -66,12 +66,12 @@ pub struct BenchArgs {
 
 pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let (device, dtype) = args.device.open()?;
-    let all = ["w1", "w2", "w3", "w4"].map(String::from);
+    let all = WORKLOADS.map(String::from);
     let names = if args.workloads.iter().any(|w| w == "all") { all.to_vec() } else { args.workloads.clone() };
     let mut workloads = Vec::new();
     for name in &names {
         let Some(standard) = Workload::named(name, device.is_cuda()) else {
-            bail!("{name}: expected w1, w2, w3, w4 or all");
+            bail!("{name}: expected {} or all", WORKLOADS.join(", "));
         };
         for segments in or(&args.segments, standard.segments) {
             for batch in or(&args.batch, standard.batch) {
@@ -128,7 +128,7 @@ fn line(t: &Timing) -> String {
         Work::Train => format!("{:>10.1} ms/step", t.ms_per_step),
     };
     let mut line = format!(
-        "{}  {rate}   {:.1} to {:.1} ms in {} runs   peak {:.2} GiB   {:.1} of {:.1} TFLOP/s   first after {:.1} s",
+        "{:<15} {rate}   {:.1} to {:.1} ms in {} runs   peak {:.2} GiB   {:.1} of {:.1} TFLOP/s   first after {:.1} s",
         w.name,
         1e3 * least,
         1e3 * most,

@@ -15,9 +15,9 @@ use crate::progress::{bytes, thousands};
 
 const EXAMPLE: &str = "\
 Examples:
-  armt convert gpt2 gpt2-armt --memory associative
-  armt convert Llama-3.2-1B llama-rmt --memory rmt --tokens 32 --segment 1024 --dtype bf16
-  armt convert data/gpt2 gpt2-random --memory associative --random
+  armt convert gpt2 gpt2-armt --kind associative
+  armt convert Llama-3.2-1B llama-rmt --kind rmt --tokens 32 --segment 1024 --dtype bf16
+  armt convert data/gpt2 gpt2-random --kind associative --random
 
 The weights of the backbone are taken as they are; those of the memory are new and have to be trained before it remembers:
 `armt train RECIPE --set model.from=OUT`.";
@@ -34,8 +34,8 @@ pub struct ConvertArgs {
     /// Folder to write.
     out: PathBuf,
     /// What is kept between segments.
-    #[arg(long, value_enum)]
-    memory: MemoryKind,
+    #[arg(long, value_enum, alias = "memory")]
+    kind: MemoryKind,
     /// Memory tokens of a segment.
     #[arg(long, value_name = "N", default_value_t = 16)]
     tokens: usize,
@@ -113,17 +113,17 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
 impl ConvertArgs {
     /// The memory that is asked for. What only another kind of memory has is refused.
     fn memory(&self) -> Result<MemoryConfig> {
-        let kind = self.memory.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default();
+        let kind = self.kind.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default();
         let refuse = |name: &str, given: bool| {
-            if given { bail!("{name}: --memory {kind} has no such setting") } else { Ok(()) }
+            if given { bail!("{name}: --kind {kind} has no such setting") } else { Ok(()) }
         };
-        if self.memory != MemoryKind::Associative {
+        if self.kind != MemoryKind::Associative {
             refuse("--d-mem", self.d_mem.is_some())?;
             refuse("--no-correction", self.no_correction)?;
             refuse("--memory-layers", self.memory_layers.is_some())?;
         }
         let (tokens, wrap_pos) = (self.tokens, self.wrap_pos);
-        Ok(match self.memory {
+        Ok(match self.kind {
             MemoryKind::Associative => MemoryConfig::new(Associative {
                 tokens,
                 d_mem: self.d_mem.unwrap_or(64),

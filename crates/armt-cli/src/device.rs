@@ -77,7 +77,7 @@ impl DeviceArgs {
         Ok(Session::open_on(folder, dtype, &device)?)
     }
 
-    /// The same choice as arguments, for a command that is printed.
+    /// The choice as arguments, for a command that is printed.
     pub fn arguments(&self) -> Vec<String> {
         let name = |v: Option<clap::builder::PossibleValue>| v.map(|v| v.get_name().to_string()).unwrap_or_default();
         let mut arguments = Vec::new();

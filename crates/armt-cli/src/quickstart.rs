@@ -24,7 +24,7 @@ const TRAINED: usize = 8;
 const PAIRS: [usize; 7] = [1, 2, 4, TRAINED, 16, 24, FARTHEST];
 const FARTHEST: usize = 4 * TRAINED;
 const SAMPLES: usize = 500;
-/// The same backbone and data without the memory: all that it can learn is to guess, and that it does soon.
+/// The backbone and data without the memory: all that it can learn is to guess, and that it does soon.
 const WITHOUT: [&str; 3] =
     ["memory={ kind = \"none\" }", "stage=[{ pairs = 8, batch = 64, steps = 150, vary = true }]", "eval.every=150"];
 
@@ -89,7 +89,7 @@ pub fn run(args: &QuickstartArgs) -> Result<ExitCode> {
 /// The curve of a run's best model.
 fn judge(recipe: &Recipe, folder: &Path) -> Result<Vec<Point>> {
     let model = best_model(folder, DType::F32, &Device::cpu())?;
-    let (task, _) = recipe.retrieval(recipe.stages[recipe.stages.len() - 1].get_ref())?;
+    let (task, _) = recipe.retrieval(&recipe.stages[recipe.stages.len() - 1])?;
     Ok(curve(&model, task, &PAIRS, SAMPLES, 125, 0, &mut |_| ControlFlow::Continue(()))?)
 }
 
@@ -117,7 +117,7 @@ mod tests {
     fn both_recipes_are_right_and_reach_as_far_as_is_said() {
         for changes in [&[][..], &WITHOUT.map(String::from)] {
             let recipe = Recipe::parse(RECIPE, changes).unwrap_or_else(|e| panic!("{e}"));
-            let last = recipe.stages[recipe.stages.len() - 1].get_ref();
+            let last = &recipe.stages[recipe.stages.len() - 1];
             assert_eq!(last.pairs, Some(TRAINED));
             assert!(recipe.retrieval(last).unwrap().0.check(FARTHEST).is_ok());
         }

@@ -114,7 +114,7 @@ fn a_model_with_a_small_vocabulary_is_converted_reads_answers_and_is_judged() {
     let kept: Vec<String> = (0..259).chain([268]).map(|t| t.to_string()).collect();
     let vocabulary = format!(r#"{{"tokens": 269, "kept": [{}], "hashed": 9}}"#, kept.join(", "));
     std::fs::write(place.path("gpt2/vocabulary.json"), &vocabulary).unwrap();
-    place.good("convert gpt2 small --memory associative --tokens 2 --d-mem 4 --segment 16");
+    place.good("convert gpt2 small --kind associative --tokens 2 --d-mem 4 --segment 16");
     assert_eq!(read(&place.path("small/vocabulary.json")).replace(' ', "").trim(), vocabulary.replace(' ', ""));
     place.good("read small books/book.txt --memory book.mem --device cpu");
     place.good("ask small --memory book.mem the --device cpu");

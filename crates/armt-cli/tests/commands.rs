@@ -17,7 +17,7 @@ fn place() -> Place {
     place
 }
 
-/// The same with a converted model in `model`.
+/// A place with a converted model in `model`.
 fn with_model() -> Place {
     place().with_model()
 }
@@ -44,7 +44,7 @@ fn memory(path: &Path) -> (serde_json::Value, Vec<u8>) {
 #[test]
 fn a_model_is_converted_reads_a_text_and_answers() {
     let place = place();
-    let said = place.good("convert gpt2 model --memory associative --tokens 2 --d-mem 4 --segment 16");
+    let said = place.good("convert gpt2 model --kind associative --tokens 2 --d-mem 4 --segment 16");
     assert!(said.contains("parameters") && said.contains("of memory for each text"), "{said}");
     let said = place.good("read model text.txt --memory text.mem --device cpu");
     assert!(said.contains("tokens in") && said.contains("tokens/s; text.mem has"), "{said}");
@@ -86,7 +86,11 @@ fn resuming_goes_on_where_the_memory_ended() {
     assert!(said.contains("nothing left to read"), "{said}");
     let said = place.good("read model text.txt more.txt --memory both.mem --device cpu --resume");
     assert!(said.contains("tokens in all"), "{said}");
-    assert!(place.bad("read model more.txt --memory both.mem --device cpu --resume").contains("expected the text that was read, of at least"));
+    assert!(
+        place
+            .bad("read model more.txt --memory both.mem --device cpu --resume")
+            .contains("expected the text that was read, of at least")
+    );
     assert!(place.bad("read model more.txt --memory none.mem --resume").contains("none.mem: there is no such memory"));
 }
 
@@ -96,8 +100,8 @@ fn nothing_is_overwritten_unasked() {
     std::fs::write(place.path("out.mem"), "precious").unwrap();
     assert!(place.bad("read model text.txt --memory out.mem").contains("out.mem: it exists already"));
     assert_eq!(read(&place.path("out.mem")), b"precious");
-    assert!(place.bad("convert gpt2 model --memory rmt").contains("model: the folder is not empty"));
-    assert!(place.bad("convert gpt2 gpt2 --memory rmt --force").contains("gpt2: this is the folder to convert"));
+    assert!(place.bad("convert gpt2 model --kind rmt").contains("model: the folder is not empty"));
+    assert!(place.bad("convert gpt2 gpt2 --kind rmt --force").contains("gpt2: this is the folder to convert"));
     place.good("read model text.txt --memory out.mem --force --device cpu");
 }
 
@@ -116,10 +120,10 @@ fn what_is_missing_or_wrong_is_named() {
         ("read model text.txt --memory a.mem --device cpu --dtype bf16", "bf16 needs a GPU"),
         ("ask model --memory a.mem why", "a.mem: there is no such memory file"),
         ("ask model --memory odd.mem why --device cpu", "odd.mem: not a whole memory file"),
-        ("convert nowhere out --memory rmt", "nowhere: there is no such folder"),
-        ("convert gpt2 out --memory rmt --d-mem 3", "--d-mem: --memory rmt has no such setting"),
-        ("convert gpt2 out --memory rmt --segment 500", "segment_size"),
-        ("convert gpt2 out --memory associative --tokens 2 --segment 16 --memory-layers 0,7", "memory_layers"),
+        ("convert nowhere out --kind rmt", "nowhere: there is no such folder"),
+        ("convert gpt2 out --kind rmt --d-mem 3", "--d-mem: --kind rmt has no such setting"),
+        ("convert gpt2 out --kind rmt --segment 500", "segment_size"),
+        ("convert gpt2 out --kind associative --tokens 2 --segment 16 --memory-layers 0,7", "memory_layers"),
     ] {
         let said = place.bad(line);
         assert!(said.contains(message), "{line}: {said}");
@@ -132,7 +136,7 @@ fn what_is_missing_or_wrong_is_named() {
 #[test]
 fn a_memory_of_another_model_is_refused() {
     let place = with_model();
-    place.good("convert gpt2 other --memory associative --tokens 2 --d-mem 4 --segment 16 --seed 9");
+    place.good("convert gpt2 other --kind associative --tokens 2 --d-mem 4 --segment 16 --seed 9");
     place.good("read model text.txt --memory text.mem --device cpu");
     assert!(place.bad("ask other --memory text.mem why --device cpu").contains("the memory of another model"));
 }
@@ -157,7 +161,7 @@ fn every_command_shows_an_example() {
 #[test]
 fn a_model_is_judged_on_retrieval_and_the_curve_is_drawn() {
     let place = place();
-    place.good("convert gpt2 model --memory associative --tokens 2 --d-mem 4 --segment 5");
+    place.good("convert gpt2 model --kind associative --tokens 2 --d-mem 4 --segment 5");
     let line = "eval model --task remember --pairs 1,3 --samples 10 --batch 4 --device cpu --out a.json";
     let table = place.good(line);
     let words: Vec<Vec<&str>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
@@ -194,7 +198,7 @@ fn a_model_is_judged_on_retrieval_and_the_curve_is_drawn() {
     assert_eq!(said, "results/remember/stored-pairs.svg\nREADME.md\n");
     let table = text(&read(&place.path("README.md")));
     assert!(table.contains("| 1 | 300 |") && table.contains("\n| ARMT | ") && table.contains(" | 2 | 1.5 | 2 |\n"), "{table}");
-    place.good("convert gpt2 short --memory associative --tokens 2 --d-mem 4 --segment 4");
+    place.good("convert gpt2 short --kind associative --tokens 2 --d-mem 4 --segment 4");
     let table = place.good("eval short --task remember --samples 2 --device cpu");
     assert_eq!(table.lines().count(), 5, "16 keys are enough for 1, 2, 5 and 10 pairs: {table}");
 }
@@ -202,7 +206,7 @@ fn a_model_is_judged_on_retrieval_and_the_curve_is_drawn() {
 #[test]
 fn what_cannot_be_judged_or_drawn_is_refused_with_a_reason() {
     let place = place();
-    place.good("convert gpt2 model --memory associative --tokens 2 --d-mem 4 --segment 5");
+    place.good("convert gpt2 model --kind associative --tokens 2 --d-mem 4 --segment 5");
     std::fs::write(place.path("no.json"), "{}").unwrap();
     for (line, message) in [
         (
@@ -270,7 +274,12 @@ fn an_interrupted_reading_is_saved_and_resumed_to_the_same_memory() {
 #[test]
 fn figures_of_speed_are_drawn_over_the_size_that_differs() {
     let place = Place::new();
-    let bench = "bench w2 --device cpu --batch 1 --layers 1 --repeats 1";
+    let bench = "bench train-retrieval --device cpu --batch 1 --layers 1 --repeats 1";
+    let short = place.good(&bench.replace("train-retrieval", "w2 --segments 1"));
+    assert!(
+        short.contains("train-retrieval") && place.bad("bench w5 --device cpu").contains("read-gpt2, train-retrieval"),
+        "{short}"
+    );
     place.good(&format!("{bench} --segments 1,2 --json tokens.json"));
     let table = place.good("report tokens.json --out rate.svg");
     assert!(table.starts_with("| tokens of a text |") && table.contains("| 12 | diagonal |"), "{table}");

@@ -80,6 +80,7 @@ fn a_converted_model_is_trained_stopped_resumed_and_judged() {
 fn a_model_without_weights_is_made_from_its_shape_and_trained() {
     let place = place();
     std::fs::remove_file(place.path("gpt2/model.safetensors")).unwrap();
+    // The flag as it was called first.
     let convert = "--memory associative --tokens 2 --d-mem 4 --segment 16";
     assert!(place.bad(&format!("convert gpt2 random {convert}")).contains("model.safetensors"));
     let said = place.good(&format!("convert gpt2 random {convert} --random"));

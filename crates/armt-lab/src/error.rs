@@ -23,12 +23,14 @@ pub enum Error {
         /// What came.
         got: String,
     },
-    /// A part of a recipe holds something that does not fit.
-    #[error("{part}{}: {reason}", line.map(|line| format!(" (line {line})")).unwrap_or_default())]
+    /// A recipe holds something that does not fit.
+    #[error("{}{reason}", place(file.as_deref(), part, *line))]
     Recipe {
-        /// The part, as `stage 2`.
+        /// The file, where it is of one.
+        file: Option<PathBuf>,
+        /// The part, as `stage 2`, or the key; nothing where it is not known.
         part: String,
-        /// Its line, where it was not changed by the command line.
+        /// Its line in the file, where it was not changed by the command line.
         line: Option<usize>,
         /// What does not fit.
         #[source]
@@ -102,6 +104,17 @@ pub enum Error {
     /// A stop was asked for.
     #[error("stopped before the end")]
     Interrupted,
+}
+
+/// Where a mistake of a recipe is: `recipes/x.toml: stage 2 (line 13): `.
+fn place(file: Option<&Path>, part: &str, line: Option<usize>) -> String {
+    let file = file.map(|file| format!("{}: ", file.display())).unwrap_or_default();
+    match (part, line) {
+        ("", None) => file,
+        ("", Some(line)) => format!("{file}line {line}: "),
+        (part, None) => format!("{file}{part}: "),
+        (part, Some(line)) => format!("{file}{part} (line {line}): "),
+    }
 }
 
 impl From<armt::Error> for Error {

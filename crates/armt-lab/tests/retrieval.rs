@@ -15,7 +15,7 @@ use armt::model::Model;
 use armt::random::Random;
 use armt::schedule::ScheduleKind;
 use armt::segment::Batch;
-use armt_lab::eval::retrieval::{Point, Report, curve, exact_match};
+use armt_lab::eval::retrieval::{Point, Report, count_exact, curve};
 use armt_lab::tasks::retrieval::{Retrieval, SYMBOLS, Setting, VOCAB};
 use serde_json::json;
 
@@ -49,7 +49,7 @@ fn exact_match_is_that_of_greedy_generation() {
     ] {
         let model = model(memory, 1);
         let (pairs, texts, answer) = (3, 4, TASK.value_size + 1);
-        let mut example = TASK.example(pairs, texts, &mut Random::new(2)).unwrap();
+        let mut example = TASK.batch(pairs, texts, &mut Random::new(2)).unwrap();
         let tokens = example.batch.tokens();
         // A random model is never right, so the first text's answer becomes what it says, and the second's all but its last token.
         let prompt = |ids: &[i32]| {
@@ -71,7 +71,7 @@ fn exact_match_is_that_of_greedy_generation() {
         let generated = again.iter().zip(rows).filter(|(said, row)| said[..] == row[tokens - answer..]).count();
         assert_eq!(generated, 1);
         for schedule in [ScheduleKind::Auto, ScheduleKind::Sequential] {
-            assert_eq!(exact_match(&model, &example, schedule).unwrap(), generated, "{}", model.config().memory.kind());
+            assert_eq!(count_exact(&model, &example, schedule).unwrap(), generated, "{}", model.config().memory.kind());
         }
     }
 }
@@ -79,11 +79,11 @@ fn exact_match_is_that_of_greedy_generation() {
 #[test]
 fn a_text_that_is_asked_nothing_does_not_count() {
     let model = model(associative(), 1);
-    let mut example = TASK.example(1, 2, &mut Random::new(1)).unwrap();
+    let mut example = TASK.batch(1, 2, &mut Random::new(1)).unwrap();
     example.targets.next.fill(-1);
-    assert_eq!(exact_match(&model, &example, ScheduleKind::Auto).unwrap(), 0);
+    assert_eq!(count_exact(&model, &example, ScheduleKind::Auto).unwrap(), 0);
     example.targets.next.pop();
-    assert!(exact_match(&model, &example, ScheduleKind::Auto).is_err());
+    assert!(count_exact(&model, &example, ScheduleKind::Auto).is_err());
 }
 
 #[test]

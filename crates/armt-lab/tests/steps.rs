@@ -12,7 +12,7 @@ use armt::engine::optim::{AdamW, Group, Settings};
 use armt::engine::{Device, Tape};
 use armt::schedule::{Backprop, ScheduleKind};
 use armt::{Model, recurrence::Targets};
-use armt_lab::tasks::Example;
+use armt_lab::tasks::TaskBatch;
 use armt_lab::train::Stepper;
 use small::{memories, tokens};
 
@@ -35,12 +35,12 @@ fn ten_losses_are_the_same_under_every_schedule() {
         // Two lengths, each of which comes again.
         let batch = tokens(3, 14 + 4 * (step as usize % 2), step % 3);
         let targets = Targets::shifted(&batch.ids, None, 3);
-        Example { batch, targets }
+        TaskBatch { batch, targets }
     };
     let losses = |device: &Device, schedule: ScheduleKind| -> Vec<f32> {
         let (model, mut optimizer) = learner(device);
         let step = |step| {
-            let Example { batch, targets } = example(step);
+            let TaskBatch { batch, targets } = example(step);
             let tape = Tape::new();
             let state = model.empty(3).unwrap();
             let (loss, _) = model.loss(&tape, &batch, &targets, &state, schedule, Backprop::default()).unwrap();
@@ -94,14 +94,14 @@ fn texts_go_on_from_the_memory_that_those_before_them_left() {
     let example = |step: u64| {
         let batch = tokens(3, 12 + 4 * (step as usize % 2), step);
         let targets = Targets::shifted(&batch.ids, None, 3);
-        Example { batch, targets }
+        TaskBatch { batch, targets }
     };
     let onward = |step: u64| step % 5 != 3;
     for backprop in [Backprop::default(), Backprop { unwind: true, ..Backprop::default() }] {
         let (model, mut optimizer) = learner(&Device::cpu());
         let mut memory = model.empty(3).unwrap();
         let by_hand = (0..12).map(|step| {
-            let (Example { batch, targets }, tape) = (example(step), Tape::new());
+            let (TaskBatch { batch, targets }, tape) = (example(step), Tape::new());
             let state = if onward(step) { memory.clone() } else { model.empty(3).unwrap() };
             let (loss, after) = model.loss(&tape, &batch, &targets, &state, ScheduleKind::Sequential, Backprop::default()).unwrap();
             memory = after.detach();
@@ -138,10 +138,10 @@ fn texts_go_on_from_the_memory_that_those_before_them_left() {
         let mut stepper = Stepper::new(&model, optimizer, backprop, ScheduleKind::Auto).unwrap();
         let empty: Vec<f32> = (0..12).map(|step| stepper.step(&example(step), 1, 1e-3).unwrap()).collect();
         assert!(by_hand.iter().zip(&empty).any(|(a, b)| (a - b).abs() > 1e-3 * a.abs()), "{by_hand:?}, {empty:?}");
-        assert!(stepper.step_onward(&Example { batch: tokens(3, 12, 0), ..example(0) }, 1e-3).is_ok());
+        assert!(stepper.step_onward(&TaskBatch { batch: tokens(3, 12, 0), ..example(0) }, 1e-3).is_ok());
         let other = tokens(2, 12, 0);
         let targets = Targets::shifted(&other.ids, None, 2);
-        let error = stepper.step_onward(&Example { batch: other, targets }, 1e-3).unwrap_err().to_string();
+        let error = stepper.step_onward(&TaskBatch { batch: other, targets }, 1e-3).unwrap_err().to_string();
         assert!(error.contains("3 text(s) side by side, but 2 came"), "{error}");
     }
 }

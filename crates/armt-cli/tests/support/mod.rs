@@ -17,9 +17,9 @@ impl Place {
         place
     }
 
-    /// The same with a memory around the backbone, in `model`.
+    /// A place with a backbone in `gpt2` and the model that has a memory around it in `model`.
     pub fn with_model(self) -> Self {
-        self.good("convert gpt2 model --memory associative --tokens 2 --d-mem 4 --segment 16");
+        self.good("convert gpt2 model --kind associative --tokens 2 --d-mem 4 --segment 16");
         self
     }
 

@@ -67,7 +67,7 @@ fn values(model: &Model, workload: &Workload, ids: &[i32], schedule: ScheduleKin
         }
         (Work::Train, _) => {
             let tape = Tape::new();
-            let targets = super::example(workload, ids).targets;
+            let targets = super::task_batch(workload, ids).targets;
             let (loss, _) = model.loss(&tape, &batch, &targets, &empty, schedule, Backprop::default())?;
             tape.backward(&loss)?;
             let grads = model.params().into_iter().map(|p| p.grad()?.to_vec::<f32>()).collect::<Result<Vec<_>, _>>()?;

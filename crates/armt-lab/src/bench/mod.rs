@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::error::{Error, Result};
-use crate::tasks::Example;
+use crate::tasks::TaskBatch;
 use crate::train::Stepper;
 use armt::Model;
 use armt::config::{Alignment, Config, ModelType};
@@ -66,8 +66,12 @@ pub struct Workload {
     pub segments: usize,
 }
 
+/// The workloads that have names.
+pub const WORKLOADS: [&str; 4] = ["read-gpt2", "train-retrieval", "read-small", "train-babilong"];
+
 impl Workload {
-    /// One of the project's four, by name; `None` for another name. The second has other texts on the CPU.
+    /// One of the project's four, by its name or the short one that figures once had; `None` for another name. Training on retrieval has
+    /// other texts on the CPU.
     pub fn named(name: &str, cuda: bool) -> Option<Self> {
         let of = |name: &str, work, [width, layers, heads, segment, tokens, d_mem, vocab, batch, segments]: [usize; 9]| Workload {
             name: name.into(),
@@ -84,10 +88,10 @@ impl Workload {
         };
         let (batch, segments) = if cuda { (512, 51) } else { (64, 11) };
         Some(match name {
-            "w1" => of("w1", Work::Read, [768, 12, 12, 512, 16, 64, 50257, 1, 200]),
-            "w2" => of("w2", Work::Train, [128, 4, 4, 6, 4, 32, 128, batch, segments]),
-            "w3" => of("w3", Work::Read, [256, 6, 8, 256, 16, 64, 8192, 1, 40]),
-            "w4" => of("w4", Work::Train, [384, 8, 6, 512, 16, 64, 8192, 32, 8]),
+            "read-gpt2" | "w1" => of("read-gpt2", Work::Read, [768, 12, 12, 512, 16, 64, 50257, 1, 200]),
+            "train-retrieval" | "w2" => of("train-retrieval", Work::Train, [128, 4, 4, 6, 4, 32, 128, batch, segments]),
+            "read-small" | "w3" => of("read-small", Work::Read, [256, 6, 8, 256, 16, 64, 8192, 1, 40]),
+            "train-babilong" | "w4" => of("train-babilong", Work::Train, [384, 8, 6, 512, 16, 64, 8192, 32, 8]),
             _ => return None,
         })
     }
@@ -220,7 +224,7 @@ pub fn run(
             let params: Vec<Param> = model.params().into_iter().cloned().collect();
             let optimizer = AdamW::new(vec![Group { params, weight_decay: 0.01, rate: 1.0 }], Settings::default())?;
             let mut stepper = Stepper::new(&model, optimizer, backprop, schedule)?;
-            let example = example(workload, &ids);
+            let example = task_batch(workload, &ids);
             Box::new(move |_| stepper.step(&example, accumulate, 1e-4).map(|_| ()))
         }
     };
@@ -295,11 +299,11 @@ fn reading(model: &Model, reader: &mut Reader, ids: &[i32], tokens: usize) -> Re
 }
 
 /// A batch whose last segment is asked for.
-fn example(workload: &Workload, ids: &[i32]) -> Example {
+fn task_batch(workload: &Workload, ids: &[i32]) -> TaskBatch {
     let length = workload.segments * workload.segment;
     let asked = |i: usize| i % length >= length - workload.segment;
     let next = (0..ids.len()).map(|i| if asked(i) { ids[i] } else { -1 }).collect();
-    Example { batch: Batch { ids: ids.to_vec(), texts: workload.batch, mask: None }, targets: Targets { next } }
+    TaskBatch { batch: Batch { ids: ids.to_vec(), texts: workload.batch, mask: None }, targets: Targets { next } }
 }
 
 /// TFLOP/s of the block's widest product with all layers batched, alone.

@@ -120,7 +120,7 @@ impl Axis {
         Axis { scale: Scale::Linear, from, to, pixels, ticks }
     }
 
-    /// The same, but ending at round numbers.
+    /// From round number to round number around the values.
     fn rounded(from: f64, to: f64, pixels: (f64, f64)) -> Self {
         let (from, to) = if from < to { (from, to) } else { (from - 0.5, to + 0.5) };
         let step = round_step((to - from) / 6.0);

@@ -12,7 +12,7 @@ use armt::segment::Segment;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::tasks::Example;
+use crate::tasks::TaskBatch;
 use crate::tasks::capacity::stored_pairs;
 use crate::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
 
@@ -104,8 +104,8 @@ pub fn expect_fits(model: &Model, task: &Retrieval) -> Result<()> {
 ///
 /// That is the exact match of greedy generation: as long as generated tokens are the answer's, both read the same text and predict the
 /// same next token; at the first that is not, both have failed, whatever comes after. A text that is asked nothing does not count.
-pub fn exact_match(model: &Model, example: &Example, schedule: ScheduleKind) -> Result<usize> {
-    let Example { batch, targets } = example;
+pub fn count_exact(model: &Model, asked: &TaskBatch, schedule: ScheduleKind) -> Result<usize> {
+    let TaskBatch { batch, targets } = asked;
     if targets.next.len() != batch.ids.len() {
         return Err(Error::input("targets", format!("{}, one for each token", batch.ids.len()), targets.next.len()));
     }
@@ -162,7 +162,7 @@ pub fn curve(
         let (mut done, mut right) = (0, 0);
         while done < samples {
             let texts = batch.min(samples - done);
-            right += exact_match(model, &task.example(n, texts, &mut random)?, ScheduleKind::Auto)?;
+            right += count_exact(model, &task.batch(n, texts, &mut random)?, ScheduleKind::Auto)?;
             done += texts;
             let exact_match = right as f64 / done as f64;
             let point = Point { pairs: n, samples: done, exact_match, stored: share * stored_pairs(exact_match, n, values) };

@@ -3,15 +3,15 @@
 pub mod babi;
 pub mod babilong;
 pub mod capacity;
-pub mod lessons;
 pub mod retrieval;
+pub mod training;
 
 use armt::recurrence::Targets;
 use armt::segment::Batch;
 
 /// A batch of a task: texts, and what their positions should predict.
 #[derive(Clone, Debug)]
-pub struct Example {
+pub struct TaskBatch {
     /// The texts.
     pub batch: Batch,
     /// What is asked.

@@ -14,7 +14,7 @@ use armt::recurrence::Targets;
 use armt::segment::Batch;
 use serde::{Deserialize, Serialize};
 
-use super::Example;
+use super::TaskBatch;
 use crate::error::{Error, Result};
 
 /// Tokens of a model for this task, those that are never used included.
@@ -124,14 +124,14 @@ impl Retrieval {
         }
     }
 
-    /// A batch of texts of `pairs` pairs and a question each. Equal generators give equal texts. Refuses what [`Retrieval::check`] refuses,
+    /// Texts of `pairs` pairs and a question each. Equal generators give equal texts. Refuses what [`Retrieval::check`] refuses,
     /// and a batch of none.
-    pub fn example(&self, pairs: usize, batch: usize, random: &mut Random) -> Result<Example> {
-        self.lesson(pairs, 1, batch, random)
+    pub fn batch(&self, pairs: usize, batch: usize, random: &mut Random) -> Result<TaskBatch> {
+        self.batch_asking(pairs, 1, batch, random)
     }
 
-    /// The same with several questions one after the other, each drawn anew: more is learned from the pairs of a long text.
-    pub fn lesson(&self, pairs: usize, questions: usize, batch: usize, random: &mut Random) -> Result<Example> {
+    /// Texts of `pairs` pairs and several questions one after the other, each drawn anew: more is learned from the pairs of a long text.
+    pub fn batch_asking(&self, pairs: usize, questions: usize, batch: usize, random: &mut Random) -> Result<TaskBatch> {
         self.check(pairs)?;
         if batch == 0 || questions == 0 {
             return Err(Error::input("batch", "at least 1 text with at least 1 question", format!("{batch} and {questions}")));
@@ -163,7 +163,7 @@ impl Retrieval {
                 next.push(-1);
             }
         }
-        Ok(Example { batch: Batch { ids, texts: batch, mask: None }, targets: Targets { next } })
+        Ok(TaskBatch { batch: Batch { ids, texts: batch, mask: None }, targets: Targets { next } })
     }
 
     /// Appends a key, a mark, a value and EOS. The key's symbols are the digits of its number, the lowest first.
@@ -237,12 +237,12 @@ mod tests {
         Retrieval { setting, key_size, value_size, symbols: SYMBOLS }
     }
 
-    fn example(task: Retrieval, pairs: usize, batch: usize, seed: u64) -> Example {
-        task.example(pairs, batch, &mut Random::new(seed)).unwrap()
+    fn example(task: Retrieval, pairs: usize, batch: usize, seed: u64) -> TaskBatch {
+        task.batch(pairs, batch, &mut Random::new(seed)).unwrap()
     }
 
     /// Each text's pairs, and the key and value of its question.
-    fn pairs_of(task: Retrieval, e: &Example) -> Vec<(Vec<(Vec<i32>, Vec<i32>)>, (Vec<i32>, Vec<i32>))> {
+    fn pairs_of(task: Retrieval, e: &TaskBatch) -> Vec<(Vec<(Vec<i32>, Vec<i32>)>, (Vec<i32>, Vec<i32>))> {
         let (k, v) = (task.key_size, task.value_size);
         let split = |s: &[i32]| (s[..k].to_vec(), s[k + 1..][..v].to_vec());
         let text = |row: &[i32]| {
@@ -296,7 +296,7 @@ mod tests {
     fn several_questions_are_each_about_a_pair_and_the_first_is_that_of_a_text_with_one() {
         for setting in [Setting::Remember, Setting::Rewrite] {
             let (task, pairs, questions) = (task(setting, 2, 1), 30, 8);
-            let (size, e) = (task.segment_size(), task.lesson(pairs, questions, 1, &mut Random::new(5)).unwrap());
+            let (size, e) = (task.segment_size(), task.batch_asking(pairs, questions, 1, &mut Random::new(5)).unwrap());
             assert_eq!(e.batch.tokens(), (pairs + questions) * size);
             let alone = example(task, pairs, 1, 5);
             assert_eq!(alone.batch.ids, e.batch.ids[..(pairs + 1) * size]);
@@ -311,7 +311,7 @@ mod tests {
             }
             assert!(asked.len() > 4, "{} different keys asked for", asked.len());
         }
-        assert!(task(Setting::Rewrite, 1, 1).lesson(1, 0, 1, &mut Random::new(0)).is_err());
+        assert!(task(Setting::Rewrite, 1, 1).batch_asking(1, 0, 1, &mut Random::new(0)).is_err());
     }
 
     #[test]
@@ -382,7 +382,7 @@ mod tests {
         for (k, v, pairs) in [(0, 1, 1), (16, 1, 1), (1, 0, 1), (1, 1, 0)] {
             assert!(task(Setting::Rewrite, k, v).check(pairs).is_err());
         }
-        assert!(task(Setting::Remember, 1, 1).example(1, 0, &mut Random::new(0)).is_err());
+        assert!(task(Setting::Remember, 1, 1).batch(1, 0, &mut Random::new(0)).is_err());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Training: one loop for all tasks, its run folder and its logs.
 
-pub mod material;
+pub mod data;
 pub mod meter;
 pub mod origin;
 pub mod recipe;
@@ -9,7 +9,7 @@ pub mod step;
 pub mod tensorboard;
 pub mod trainer;
 
-pub use material::Material;
+pub use data::TaskData;
 pub use meter::Meter;
 pub use origin::Origin;
 pub use run_folder::RunFolder;

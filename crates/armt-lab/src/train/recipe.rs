@@ -1,7 +1,8 @@
 //! Recipes: one TOML file per experiment. Unknown keys are refused, and every mistake is named with its line.
 
-mod change;
 mod check;
+mod source;
+mod until;
 
 use std::path::{Path, PathBuf};
 
@@ -11,9 +12,10 @@ use armt::engine::optim::{Clip, Decay, Schedule, Settings};
 use armt::memory::MemoryConfig;
 use armt::schedule::Backprop;
 use serde::Deserialize;
-use toml::Spanned;
 
-use self::change::set;
+pub use self::until::Until;
+
+use self::source::Source;
 use crate::error::{Error, Result};
 use crate::tasks::babi::{SIMULATED, Task};
 use crate::tasks::babilong::GEN;
@@ -43,9 +45,12 @@ pub struct Recipe {
     /// When and how the model is judged.
     #[serde(default)]
     pub eval: EvalRecipe,
+    /// Only so many stages, from the first; all if not given.
+    #[serde(default, rename = "stages")]
+    pub keep: Option<usize>,
     /// The curriculum: each stage goes on from the weights of the one before.
     #[serde(rename = "stage")]
-    pub stages: Vec<Spanned<Stage>>,
+    pub stages: Vec<Stage>,
 }
 
 /// What is learned.
@@ -71,10 +76,10 @@ pub struct TaskRecipe {
     pub value_size: usize,
     /// Retrieval: different symbols that keys and values are made of: 2 to 100, and 16 if not given.
     #[serde(default = "the_authors_symbols")]
-    pub symbols: Spanned<usize>,
-    /// BABILong: the stories, `qa1` to `qa5`; qa1 if not given.
-    #[serde(default)]
-    pub question: Option<String>,
+    pub symbols: usize,
+    /// BABILong: the stories, `qa1` to `qa5`; qa1 if not given. Recipes once called it `question`.
+    #[serde(default, alias = "question")]
+    pub stories: Option<String>,
     /// BABILong: folder of books to hide facts in; the project's own if not given.
     #[serde(default)]
     pub books: Option<PathBuf>,
@@ -91,21 +96,21 @@ pub struct TaskRecipe {
 #[serde(try_from = "ModelKeys")]
 pub enum ModelRecipe {
     /// Fresh ones.
-    Fresh(Shape),
+    Fresh(FreshModel),
     /// Those of a model folder as `armt convert` writes it, or of a run's best model: `from`.
     From(PathBuf),
 }
 
 impl Default for ModelRecipe {
     fn default() -> Self {
-        ModelRecipe::Fresh(Shape::default())
+        ModelRecipe::Fresh(FreshModel::default())
     }
 }
 
 /// The shape of a fresh GPT-NeoX, the paper's small one unless changed: 4 layers, width 128, 4 heads, feed-forward 128, weights of
 /// spread 0.02.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shape {
+pub struct FreshModel {
     /// Layers.
     pub layers: usize,
     /// Width of the residual stream.
@@ -120,9 +125,9 @@ pub struct Shape {
     pub tied: bool,
 }
 
-impl Default for Shape {
+impl Default for FreshModel {
     fn default() -> Self {
-        Shape { layers: 4, width: 128, heads: 4, inner: 128, init: 0.02, tied: false }
+        FreshModel { layers: 4, width: 128, heads: 4, inner: 128, init: 0.02, tied: false }
     }
 }
 
@@ -146,8 +151,8 @@ impl TryFrom<ModelKeys> for ModelRecipe {
         let ModelKeys { from, layers, width, heads, inner, init, tied } = keys;
         let sizes = [("layers", layers), ("width", width), ("heads", heads), ("inner", inner)];
         let Some(folder) = from else {
-            let usual = Shape::default();
-            return Ok(ModelRecipe::Fresh(Shape {
+            let usual = FreshModel::default();
+            return Ok(ModelRecipe::Fresh(FreshModel {
                 layers: layers.unwrap_or(usual.layers),
                 width: width.unwrap_or(usual.width),
                 heads: heads.unwrap_or(usual.heads),
@@ -257,9 +262,9 @@ pub struct Stage {
     /// long text, without reading it in one step. Only an associative memory can be carried on.
     #[serde(default)]
     pub carry: f64,
-    /// The stage ends when validation reaches this exact match.
-    #[serde(default = "perfect")]
-    pub until: f64,
+    /// The stage ends when validation reaches this exact match, 1 if not given; `"never"`: only with its last step.
+    #[serde(default)]
+    pub until: Until,
     /// Another peak rate for this stage.
     #[serde(default)]
     pub lr: Option<f32>,
@@ -275,34 +280,29 @@ fn one() -> usize {
     1
 }
 
-fn perfect() -> f64 {
-    1.0
-}
-
-fn the_authors_symbols() -> Spanned<usize> {
-    Spanned::new(0..0, SYMBOLS)
+fn the_authors_symbols() -> usize {
+    SYMBOLS
 }
 
 impl Recipe {
-    /// Reads a recipe, with `key=value` changes (`optimizer.lr=1e-3`, `seed=2`) made before it is checked.
+    /// Reads a recipe and those that it `extends`, with `key=value` changes (`optimizer.lr=1e-3`, `seed=2`) made before it is checked. A
+    /// mistake is an error with the file and line of its key.
     pub fn load(path: &Path, changes: &[String]) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
-        Self::parse(&text, changes).map_err(|e| Error::file(path, e))
+        Self::of(Source::open(path)?, changes)
     }
 
-    /// The same from text.
+    /// Reads a recipe from its text, with changes as [`Recipe::load`] makes them. It cannot extend another.
     pub fn parse(text: &str, changes: &[String]) -> Result<Self> {
-        let trouble = |e: toml::de::Error| Error::Toml(e.to_string().trim_end().to_string());
-        let recipe: Recipe = if changes.is_empty() {
-            toml::from_str(text).map_err(trouble)?
-        } else {
-            let mut table: toml::Table = toml::from_str(text).map_err(trouble)?;
-            changes.iter().try_for_each(|change| set(&mut table, change))?;
-            let text = toml::to_string(&table).map_err(|e| Error::Toml(e.to_string()))?;
-            toml::from_str(&text).map_err(trouble)?
-        };
-        // Places in a changed recipe are not those of the file.
-        recipe.check(changes.is_empty().then_some(text))?;
+        Self::of(Source::parse(text, None)?, changes)
+    }
+
+    fn of(mut source: Source, changes: &[String]) -> Result<Self> {
+        changes.iter().try_for_each(|change| source.set(change))?;
+        let mut recipe: Recipe = source.read()?;
+        if let Some(most) = recipe.keep {
+            recipe.stages.truncate(most);
+        }
+        recipe.check(&source)?;
         Ok(recipe)
     }
 
@@ -313,16 +313,16 @@ impl Recipe {
             TaskKind::Rewrite => Setting::Rewrite,
             TaskKind::Babilong => return Err(Error::config("task.setting", "remember or rewrite", "babilong")),
         };
-        let symbols = stage.symbols.unwrap_or(*self.task.symbols.get_ref());
+        let symbols = stage.symbols.unwrap_or(self.task.symbols);
         let (key_size, value_size) = (stage.key_size.unwrap_or(1), self.task.value_size);
         Ok((Retrieval { setting, key_size, value_size, symbols }, stage.pairs.unwrap_or_default()))
     }
 
     /// The stories of BABILong.
-    pub fn question(&self) -> Result<Task> {
-        let task: Task = self.task.question.as_deref().unwrap_or("qa1").parse()?;
+    pub fn stories(&self) -> Result<Task> {
+        let task: Task = self.task.stories.as_deref().unwrap_or("qa1").parse()?;
         if task.number() > SIMULATED {
-            return Err(Error::config("task.question", &format!("qa1 to qa{SIMULATED}, which can be simulated"), task));
+            return Err(Error::config("task.stories", &format!("qa1 to qa{SIMULATED}, which can be simulated"), task));
         }
         Ok(task)
     }
@@ -332,7 +332,7 @@ impl Recipe {
         let (ModelRecipe::Fresh(m), Some(memory)) = (&self.model, &self.memory) else {
             return Err(Error::config("model", "the shape of a fresh model and its memory", "none"));
         };
-        let Shape { layers, width, heads, inner, tied, init, .. } = *m;
+        let FreshModel { layers, width, heads, inner, tied, init, .. } = *m;
         let shape = families::Shape { vocab: vocabulary, end, layers, width, heads, inner, tied, init };
         let after_question = (self.task.setting == TaskKind::Babilong).then(|| GEN.into());
         let backbone = Family::named("gpt_neox")?.describe(&shape);
@@ -349,8 +349,9 @@ impl Recipe {
     /// The models of all stages, each checked: one that cannot be is an error by its number.
     pub fn configs(&self, base: &Config) -> Result<Vec<Config>> {
         let stages = self.stages.iter().enumerate().map(|(i, stage)| {
-            let config = self.config(stage.get_ref(), base);
+            let config = self.config(stage, base);
             armt::recurrence::check(&config).map_err(|e| Error::Recipe {
+                file: None,
                 part: format!("stage {}", i + 1),
                 line: None,
                 reason: Box::new(e.into()),
@@ -382,130 +383,4 @@ impl Recipe {
 }
 
 #[cfg(test)]
-mod tests {
-    use armt::memory::Associative;
-    use serde_json::json;
-
-    use super::*;
-    use crate::tasks::retrieval::{EOS, VOCAB};
-
-    const RECIPE: &str = r#"
-seed = 3
-[task]
-setting = "remember"
-[memory]
-kind = "associative"
-tokens = 4
-d_mem = 32
-[[stage]]
-pairs = 2
-batch = 8
-steps = 10
-[[stage]]
-pairs = 20
-key_size = 2
-batch = 8
-steps = 20
-"#;
-
-    fn refused(text: &str, words: &[&str]) {
-        let error = Recipe::parse(text, &[]).err().unwrap().to_string();
-        assert!(words.iter().all(|w| error.contains(w)), "{error}");
-    }
-
-    #[test]
-    fn a_recipe_has_the_papers_defaults() {
-        let r = Recipe::parse(RECIPE, &[]).unwrap();
-        assert!(matches!(r.model, ModelRecipe::Fresh(shape) if (shape.layers, shape.width) == (4, 128)));
-        assert_eq!((r.optimizer.lr, r.seed), (3e-4, 3));
-        let config = r.config(r.stages[1].get_ref(), &r.fresh(VOCAB, EOS).unwrap());
-        assert_eq!(config.segment_size, 5);
-        assert!(armt::recurrence::check(&config).is_ok());
-    }
-
-    #[test]
-    fn mistakes_are_named_with_their_line_and_key() {
-        refused(&RECIPE.replace("tokens", "tokenz"), &["tokenz"]);
-        refused(&RECIPE.replace("batch = 8", "batch = \"many\""), &["line 11"]);
-        refused(&RECIPE.replace("pairs = 20\nkey_size = 2", "pairs = 20"), &["stage 2", "line 13", "16", "20"]);
-        refused(&RECIPE.replace("steps = 10", "steps = 0"), &["stage 1", "steps"]);
-        refused(&format!("{RECIPE}questions = 0"), &["stage 2 (line 13)", "questions"]);
-        refused(&format!("{RECIPE}carry = 1.5"), &["stage 2 (line 13)", "carry", "from 0 to 1"]);
-        refused(&format!("{RECIPE}carry = 0.5\naccumulate = 2"), &["stage 2 (line 13)", "accumulate", "carried on"]);
-        let rmt = RECIPE.replace("associative", "rmt").replace("d_mem = 32\n", "");
-        refused(&format!("{rmt}carry = 0.5"), &["stage 2 (line 12)", "carry", "not associative"]);
-        refused(&RECIPE.replace("setting = \"remember\"", "setting = \"forget\""), &["forget"]);
-        refused("seed = 1", &["task"]);
-        refused(&RECIPE.replace("[memory]\nkind = \"associative\"\ntokens = 4\nd_mem = 32\n", ""), &["memory: expected", "none"]);
-        refused(&RECIPE.replace("[memory]", "symbols = 101\n[memory]"), &["task (line 5)", "symbols: expected 2 to 100", "101"]);
-        refused(&format!("{RECIPE}symbols = 1"), &["stage 2 (line 13)", "symbols: expected 2 to 100", "got 1"]);
-        refused(&RECIPE.replace("[memory]", "symbols = \"many\"\n[memory]"), &["line 5", "many"]);
-        refused(&RECIPE.replace("[memory]", "symbols = 4\n[memory]"), &["stage 2 (line 14)", "only 16 of 2 of 4 symbols"]);
-    }
-
-    #[test]
-    fn stages_have_the_keys_of_their_task_and_no_others() {
-        let babilong = RECIPE
-            .replace("\"remember\"", "\"babilong\"")
-            .replace("pairs = 2\n", "segment = 16\nsegments = 2\n")
-            .replace("pairs = 20\nkey_size = 2", "segment = 512\nsegments = 8\nfacts = 4\naligned = true");
-        let r = Recipe::parse(&babilong, &[]).unwrap();
-        let config = r.config(r.stages[1].get_ref(), &r.fresh(1000, 3).unwrap());
-        assert_eq!((config.segment_size, &config.backbone["vocab_size"], r.question().unwrap().number()), (512, &json!(1000), 1));
-        refused(&format!("{babilong}pairs = 3"), &["stage 2 (line 14)", "pairs: expected no such key with Babilong"]);
-        refused(&babilong.replace("segments = 8\n", ""), &["stage 2", "segments: expected a number"]);
-        refused(&babilong.replace("[memory]", "question = \"qa7\"\n[memory]"), &["qa1 to qa5", "qa7"]);
-        refused(&format!("{RECIPE}segment = 3"), &["stage 2 (line 13)", "segment: expected no such key with Remember"]);
-        refused(&format!("{RECIPE}aligned = true"), &["stage 2 (line 13)", "aligned: expected no such key with Remember"]);
-        refused(&format!("{RECIPE}direct = true"), &["stage 2 (line 13)", "direct: expected no such key with Remember"]);
-        refused(&RECIPE.replace("pairs = 2\n", ""), &["stage 1", "pairs: expected a number"]);
-    }
-
-    #[test]
-    fn a_task_has_the_authors_symbols_or_its_own() {
-        let symbols = |text: &str, changes: &[String]| {
-            let r = Recipe::parse(text, changes).unwrap();
-            r.retrieval(r.stages[1].get_ref()).unwrap().0.symbols
-        };
-        assert_eq!(symbols(RECIPE, &[]), 16);
-        assert_eq!(symbols(&RECIPE.replace("[memory]", "symbols = 32\n[memory]"), &[]), 32);
-        assert_eq!(symbols(RECIPE, &["task.symbols=64".into()]), 64);
-        assert_eq!(symbols(&format!("{RECIPE}symbols = 8"), &["task.symbols=64".into()]), 8);
-        let error = Recipe::parse(RECIPE, &["task.symbols=1".into()]).err().unwrap().to_string();
-        assert_eq!(error, "task: symbols: expected 2 to 100, the tokens below the marks, got 1");
-    }
-
-    #[test]
-    fn a_model_has_a_shape_or_comes_from_a_folder() {
-        let with = |keys: &str| format!("[model]\n{keys}\n{RECIPE}").replace("seed = 3", "");
-        let r = Recipe::parse(&with("width = 64"), &[]).unwrap();
-        assert!(matches!(r.model, ModelRecipe::Fresh(shape) if shape == Shape { width: 64, ..Shape::default() }));
-        let r = Recipe::parse(RECIPE, &["model.from=some/folder".into()]).unwrap();
-        assert!(matches!(&r.model, ModelRecipe::From(folder) if folder == Path::new("some/folder")));
-        assert!(r.fresh(VOCAB, EOS).is_err());
-        refused(&with("from = \"folder\"\nwidth = 64"), &["line 1", "model.width: expected no such key beside from", "got 64"]);
-        refused(&with("from = \"folder\"\ntied = true"), &["model.tied", "got true"]);
-        refused(&with("widht = 64"), &["line 2", "widht"]);
-        refused(&with("from = \"folder\"").replace("[memory]", "vocabulary = 500\n[memory]"), &["task.vocabulary", "model.from"]);
-    }
-
-    #[test]
-    fn a_stage_may_have_a_rate_of_its_own() {
-        let changes = ["stage.2.steps=100", "stage.2.lr=1e-4", "stage.2.decay=1"].map(String::from);
-        let r = Recipe::parse(RECIPE, &changes).unwrap();
-        let [first, second] = [0, 1].map(|i| r.schedule(r.stages[i].get_ref()));
-        assert_eq!((second.peak, second.decay), (1e-4, Decay::Linear { total: 100 }));
-        assert_ne!((first.peak, first.decay), (second.peak, second.decay));
-    }
-
-    #[test]
-    fn single_values_can_be_changed() {
-        let changes = ["optimizer.lr=1e-3", "seed=9", "stage.2.steps=7", "memory.correction=false"].map(String::from);
-        let r = Recipe::parse(RECIPE, &changes).unwrap();
-        assert_eq!((r.optimizer.lr, r.seed, r.stages[1].get_ref().steps), (1e-3, 9, 7));
-        assert!(r.memory.is_some_and(|m| !m.get::<Associative>().unwrap().correction));
-        for bad in ["seed", "stage.5.steps=1", "optimizer.speed=1"] {
-            assert!(Recipe::parse(RECIPE, &[bad.into()]).is_err(), "{bad}");
-        }
-    }
-}
+mod tests;

@@ -15,7 +15,7 @@ use armt::segment::Batch;
 use armt::state::{Begins, Count};
 
 use crate::error::{Error, Result};
-use crate::tasks::Example;
+use crate::tasks::TaskBatch;
 
 /// Rows that are asked come in so many on CUDA, where a step of a new shape takes far longer than a replayed one.
 const ROWS: usize = 64;
@@ -31,7 +31,7 @@ pub struct Stepper<'m> {
     /// The memory that texts go on from, and the one that they leave.
     memory: Option<State>,
     /// By the shapes of a batch's parts, and what they begin from.
-    shapes: HashMap<(Vec<BatchShape>, Begin), Recorded>,
+    shapes: HashMap<(Vec<BatchShape>, Begin), RecordedStep>,
     // Dropped after the graphs that live in it.
     workspace: Workspace,
 }
@@ -46,7 +46,7 @@ enum Begin {
 }
 
 /// What is kept for steps of one shape.
-struct Recorded {
+struct RecordedStep {
     batches: Vec<DeviceBatch>,
     graph: Option<Graph>,
 }
@@ -72,7 +72,7 @@ impl<'m> Stepper<'m> {
     /// Gives the memory that the next texts go on from.
     pub fn go_on_from(&mut self, memory: &State) -> Result<()> {
         self.model.expect_state(memory, memory.texts())?;
-        // Recorded steps have the buffers of the one before.
+        // RecordedStep steps have the buffers of the one before.
         self.shapes.retain(|(_, begin), _| *begin == Begin::Empty);
         self.memory = Some(memory.copied()?);
         Ok(())
@@ -90,15 +90,15 @@ impl<'m> Stepper<'m> {
 
     /// One step on a batch that is computed in `parts` equal parts, with learning rate `rate`. Gives the mean loss, after the update: one
     /// that is not finite has spoiled the parameters.
-    pub fn step(&mut self, example: &Example, parts: usize, rate: f32) -> Result<f32> {
-        self.make(example, parts, rate, Begin::Empty)
+    pub fn step(&mut self, asked: &TaskBatch, parts: usize, rate: f32) -> Result<f32> {
+        self.make(asked, parts, rate, Begin::Empty)
     }
 
     /// One step on texts that go on from the memory that the texts of the last such step left, as far as values go: no gradient goes back
     /// there. So a model meets the memory of a million segments without reading them in one step. Only a state that has its tensors from
     /// the start can be so taken on, and the batch must stay the same.
-    pub fn step_onward(&mut self, example: &Example, rate: f32) -> Result<f32> {
-        let batch = example.batch.texts;
+    pub fn step_onward(&mut self, asked: &TaskBatch, rate: f32) -> Result<f32> {
+        let batch = asked.batch.texts;
         if self.memory.is_none() {
             let empty = self.model.empty(batch)?;
             if self.model.recurrence().layout().begins != Begins::Zero {
@@ -108,9 +108,9 @@ impl<'m> Stepper<'m> {
         }
         self.memory.iter().try_for_each(|memory| self.model.expect_state(memory, batch))?;
         let empty = self.memory.as_ref().is_some_and(State::is_empty);
-        let loss = self.make(example, 1, rate, Begin::Carried { empty })?;
+        let loss = self.make(asked, 1, rate, Begin::Carried { empty })?;
         if let Some(memory) = self.memory.take() {
-            let tokens = example.batch.tokens();
+            let tokens = asked.batch.tokens();
             let segments = tokens.div_ceil(self.model.config().segment_size);
             let counts = memory.counts_after(Count { tokens: tokens as u64, segments: segments as u64 });
             self.memory = Some(memory.with_counts(counts));
@@ -118,9 +118,9 @@ impl<'m> Stepper<'m> {
         Ok(loss)
     }
 
-    fn make(&mut self, example: &Example, parts: usize, rate: f32, begin: Begin) -> Result<f32> {
+    fn make(&mut self, asked: &TaskBatch, parts: usize, rate: f32, begin: Begin) -> Result<f32> {
         let hosts = (0..parts).map(|part| {
-            let (batch, targets) = slice(example, part, parts);
+            let (batch, targets) = slice(asked, part, parts);
             let host = self.model.host_batch(&batch, &targets)?;
             Ok(if self.model.device().is_cuda() { host.rounded(ROWS) } else { host })
         });
@@ -131,7 +131,7 @@ impl<'m> Stepper<'m> {
         let shape = match self.shapes.remove(&key) {
             None => {
                 let batches = hosts.iter().map(|host| self.model.device_batch(host)).collect::<armt::Result<_>>()?;
-                Recorded { batches, graph: None }
+                RecordedStep { batches, graph: None }
             }
             Some(mut shape) => {
                 shape.batches.iter().zip(&hosts).try_for_each(|(batch, host)| batch.fill(host))?;
@@ -171,10 +171,10 @@ impl<'m> Stepper<'m> {
 }
 
 /// Part `part` of `parts` of a batch.
-fn slice(example: &Example, part: usize, parts: usize) -> (Batch, Targets) {
-    let Batch { ids, texts, mask } = &example.batch;
+fn slice(asked: &TaskBatch, part: usize, parts: usize) -> (Batch, Targets) {
+    let Batch { ids, texts, mask } = &asked.batch;
     let (rows, width) = (texts / parts, ids.len() / texts);
     let range = part * rows * width..(part + 1) * rows * width;
     let batch = Batch { ids: ids[range.clone()].to_vec(), texts: rows, mask: mask.as_ref().map(|m| m[range.clone()].to_vec()) };
-    (batch, Targets { next: example.targets.next[range].to_vec() })
+    (batch, Targets { next: asked.targets.next[range].to_vec() })
 }

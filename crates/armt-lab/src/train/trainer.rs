@@ -18,16 +18,16 @@ use armt::weights::Tensors;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::material::Material;
+use super::data::TaskData;
 use super::origin::{Origin, best_of};
 use super::recipe::{EvalRecipe, ModelRecipe, Recipe, Stage};
 use super::run_folder::RunFolder;
 use super::step::Stepper;
 use super::tensorboard::EventWriter;
 use crate::error::{Error, Result};
-use crate::eval::retrieval::exact_match;
-use crate::tasks::Example;
-use crate::tasks::lessons::Lessons;
+use crate::eval::retrieval::count_exact;
+use crate::tasks::TaskBatch;
+use crate::tasks::training::TrainingTask;
 
 /// Batches that wait for the device.
 const AHEAD: usize = 4;
@@ -37,7 +37,7 @@ const EXPLODED: f32 = 1e4;
 /// How far a run has come: what `state.json` holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Progress {
+pub struct RunProgress {
     /// Stage, from 0.
     pub stage: usize,
     /// Steps of this stage.
@@ -56,7 +56,7 @@ pub enum Event<'a> {
     /// A step was made.
     Step {
         /// How far the run is.
-        progress: Progress,
+        progress: RunProgress,
         /// Steps that the stage may have.
         steps: u64,
         /// What the stage is about.
@@ -71,7 +71,7 @@ pub enum Event<'a> {
     /// A validation was made.
     Validation {
         /// How far the run is.
-        progress: Progress,
+        progress: RunProgress,
         /// What the stage is about.
         stage: &'a str,
         /// Share of texts answered exactly.
@@ -107,8 +107,8 @@ pub fn train(
         ModelRecipe::From(_) if resume => Some(Origin::open(&folder.last_folder(), recipe.memory.as_ref())?),
         ModelRecipe::From(from) => Some(Origin::open(from, recipe.memory.as_ref())?),
     };
-    let material = Material::open(recipe, origin.as_ref())?;
-    let fresh = || recipe.fresh(material.vocabulary(), material.end_token());
+    let data = TaskData::open(recipe, origin.as_ref())?;
+    let fresh = || recipe.fresh(data.vocabulary(), data.end_token());
     let configs = recipe.configs(&origin.as_ref().map_or_else(fresh, |o| Ok(o.config().clone()))?)?;
     let mut weights = match &origin {
         _ if resume => Some(Tensors::open(&folder.last_folder())?),
@@ -116,13 +116,13 @@ pub fn train(
         None => None,
     };
     let mut events = EventWriter::create(folder.path())?;
-    let mut progress = if resume { folder.load_state::<Progress>()? } else { Progress::default() };
+    let mut progress = if resume { folder.load_state::<RunProgress>()? } else { RunProgress::default() };
     folder.truncate_log(progress.total)?;
     events.resume_after(progress.total)?;
-    folder.keep_tokenizer(material.tokenizer());
+    folder.keep_tokenizer(data.tokenizer());
     device.reset_peak();
     while let Some(stage) = recipe.stages.get(progress.stage) {
-        let (stage, config) = (stage.get_ref(), configs[progress.stage].clone());
+        let config = configs[progress.stage].clone();
         let model = match weights.take() {
             Some(weights) => {
                 let model = Model::blank(config, dtype, device)?;
@@ -144,17 +144,17 @@ pub fn train(
         {
             stepper.go_on_from(&memory)?;
         }
-        let lessons = material.lessons(recipe, stage)?;
-        let name = lessons.name();
-        let (lessons, name, events) = (&*lessons, name.as_str(), &mut events);
-        let mut run = StageRun { recipe, stage, lessons, name, model: &model, stepper, folder, events };
+        let task = data.task(recipe, stage)?;
+        let name = task.name();
+        let (task, name, events) = (&*task, name.as_str(), &mut events);
+        let mut run = StageRun { recipe, stage, task, name, model: &model, stepper, folder, events };
         if run.go(&mut progress, each)?.is_break() {
             return Ok(Ending::Stopped);
         }
         // The next stage goes on from the best weights of this one.
         let best = Tensors::open(&folder.best_folder())?;
         let exact_match = progress.best;
-        progress = Progress { stage: progress.stage + 1, total: progress.total, ..Progress::default() };
+        progress = RunProgress { stage: progress.stage + 1, total: progress.total, ..RunProgress::default() };
         if progress.stage == recipe.stages.len() {
             return Ok(Ending::Finished { exact_match });
         }
@@ -180,7 +180,7 @@ fn seed(recipe: &Recipe, purpose: u64, stage: usize, step: u64) -> Random {
 struct StageRun<'a> {
     recipe: &'a Recipe,
     stage: &'a Stage,
-    lessons: &'a dyn Lessons,
+    task: &'a dyn TrainingTask,
     name: &'a str,
     model: &'a Model,
     stepper: Stepper<'a>,
@@ -190,37 +190,37 @@ struct StageRun<'a> {
 
 impl StageRun<'_> {
     /// Runs the stage to its end, or to a break.
-    fn go(&mut self, progress: &mut Progress, each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>) -> Result<ControlFlow<()>> {
-        let (recipe, lessons, number) = (self.recipe, self.lessons, progress.stage);
+    fn go(&mut self, progress: &mut RunProgress, each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>) -> Result<ControlFlow<()>> {
+        let (recipe, task, number) = (self.recipe, self.task, progress.stage);
         let (from, to) = (progress.step, self.stage.steps);
-        let (sender, examples) = sync_channel(AHEAD);
+        let (sender, batches) = sync_channel(AHEAD);
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for step in from..to {
-                    if sender.send(lessons.lesson(&mut seed(recipe, 1, number, step))).is_err() {
+                    if sender.send(task.batch(&mut seed(recipe, 1, number, step))).is_err() {
                         return;
                     }
                 }
             });
             // The receiver is dropped inside, which ends the thread.
-            self.steps(progress, examples, each)
+            self.steps(progress, batches, each)
         })
     }
 
     fn steps(
         &mut self,
-        progress: &mut Progress,
-        examples: Receiver<Result<Example>>,
+        progress: &mut RunProgress,
+        batches: Receiver<Result<TaskBatch>>,
         each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
         let schedule = self.recipe.schedule(self.stage);
         let start = Instant::now();
         let mut tokens_done = 0;
-        for example in examples {
-            let example = example?;
+        for asked in batches {
+            let asked = asked?;
             let rate = schedule.rate(progress.step);
             let step_start = Instant::now();
-            let loss = self.step(progress, &example, rate)?;
+            let loss = self.step(progress, &asked, rate)?;
             // The loss is read back, so the device has done all of it.
             let seconds = step_start.elapsed().as_secs_f64();
             if !loss.is_finite() || loss > EXPLODED {
@@ -235,7 +235,7 @@ impl StageRun<'_> {
             }
             progress.step += 1;
             progress.total += 1;
-            let tokens = example.batch.ids.len();
+            let tokens = asked.batch.ids.len();
             tokens_done += tokens;
             let speed = tokens_done as f64 / start.elapsed().as_secs_f64();
             let own = json!({
@@ -264,14 +264,14 @@ impl StageRun<'_> {
     }
 
     /// One step; where memories are carried on, from the memory of the step before or from an empty one.
-    fn step(&mut self, progress: &Progress, example: &Example, rate: f32) -> Result<f32> {
+    fn step(&mut self, progress: &RunProgress, asked: &TaskBatch, rate: f32) -> Result<f32> {
         if self.stage.carry == 0.0 {
-            return self.stepper.step(example, self.stage.accumulate, rate);
+            return self.stepper.step(asked, self.stage.accumulate, rate);
         }
         if seed(self.recipe, 3, progress.stage, progress.step).uniform() >= self.stage.carry {
             self.stepper.begin_anew()?;
         }
-        self.stepper.step_onward(example, rate)
+        self.stepper.step_onward(asked, rate)
     }
 
     fn gradient_norm(&self) -> Result<f64> {
@@ -283,16 +283,16 @@ impl StageRun<'_> {
     }
 
     /// Judges the model, keeps it if it is the best so far, and says whether the stage is over.
-    fn validate(&mut self, progress: &mut Progress, each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>) -> Result<bool> {
+    fn validate(&mut self, progress: &mut RunProgress, each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>) -> Result<bool> {
         let EvalRecipe { samples, batch, .. } = self.recipe.eval;
         let mut random = seed(self.recipe, 2, progress.stage, 0);
         let mut right = 0;
         for from in (0..samples).step_by(batch) {
-            let example = self.lessons.exam(batch.min(samples - from), &mut random)?;
-            right += exact_match(self.model, &example, ScheduleKind::Auto)?;
+            let asked = self.task.validation(batch.min(samples - from), &mut random)?;
+            right += count_exact(self.model, &asked, ScheduleKind::Auto)?;
         }
         let exact = right as f64 / samples as f64;
-        let figures: Vec<(&str, f64)> = [("exact_match", exact)].into_iter().chain(self.lessons.figures(exact)).collect();
+        let figures: Vec<(&str, f64)> = [("exact_match", exact)].into_iter().chain(self.task.figures(exact)).collect();
         self.log(progress, figures.iter().map(|(name, value)| (name.to_string(), json!(value))).collect::<Map<_, _>>().into())?;
         let names: Vec<String> = figures.iter().map(|(name, _)| format!("valid/{name}")).collect();
         let scalars: Vec<(&str, f32)> =
@@ -309,20 +309,20 @@ impl StageRun<'_> {
         // A stop that is asked for here is heard again at the next step.
         let _ = each(&Event::Validation { progress: *progress, stage: self.name, exact_match: exact });
         let patience = self.stage.patience.unwrap_or(self.recipe.eval.patience);
-        Ok(exact >= self.stage.until || (patience > 0 && progress.waited >= patience))
+        Ok(self.stage.until.reached(exact) || (patience > 0 && progress.waited >= patience))
     }
 
     /// A line of the log: where the run is, the stage's sizes, and `own`.
-    fn log(&mut self, progress: &Progress, own: Value) -> Result<()> {
+    fn log(&mut self, progress: &RunProgress, own: Value) -> Result<()> {
         let mut line = Map::from_iter([("step".into(), json!(progress.total)), ("stage".into(), json!(progress.stage + 1))]);
-        line.extend(self.lessons.sizes().into_iter().map(|(name, size)| (name.into(), json!(size))));
+        line.extend(self.task.sizes().into_iter().map(|(name, size)| (name.into(), json!(size))));
         if let Value::Object(own) = own {
             line.extend(own);
         }
         self.folder.log(&line.into())
     }
 
-    fn save(&self, progress: &Progress) -> Result<()> {
+    fn save(&self, progress: &RunProgress) -> Result<()> {
         self.folder.save_last(self.model, self.stepper.optimizer(), self.stepper.memory(), progress)
     }
 }
@@ -370,11 +370,11 @@ mod tests {
             });
             assert_eq!(ending.unwrap(), Ending::Stopped);
 
-            let stage = recipe.stages[0].get_ref();
+            let stage = &recipe.stages[0];
             let model = Model::blank(recipe.config(stage, fresh.config()), DType::F32, &Device::cpu()).unwrap();
             model.set_weights(&Tensors::open(&from).unwrap()).unwrap();
-            let lessons = Material::Symbols.lessons(&recipe, stage).unwrap();
-            let Example { batch, targets } = lessons.lesson(&mut seed(&recipe, 1, 0, 0)).unwrap();
+            let task = TaskData::Symbols.task(&recipe, stage).unwrap();
+            let TaskBatch { batch, targets } = task.batch(&mut seed(&recipe, 1, 0, 0)).unwrap();
             let empty = model.empty(batch.texts).unwrap();
             let loss = model.loss(&Tape::new(), &batch, &targets, &empty, ScheduleKind::Sequential, recipe.backprop).unwrap().0;
             let (first, asked) = (first.unwrap(), loss.item().unwrap());

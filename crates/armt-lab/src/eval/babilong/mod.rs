@@ -14,7 +14,7 @@ mod report;
 
 use std::ops::ControlFlow;
 
-pub use self::report::{Cell, Kind, Report, Settings, is_report};
+pub use self::report::{Cell, Report, ReportTask, Settings, is_report};
 
 use self::metric::{exact_match, label_match};
 use crate::error::{Error, Result};
@@ -53,7 +53,7 @@ pub struct Answered {
 
 /// How far a cell is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct CellProgress {
     /// Samples that were answered.
     pub samples: usize,
     /// Tokens of contexts that were read.
@@ -82,14 +82,14 @@ impl<'m> Judge<'m> {
         length: Length,
         facts: Facts,
         samples: usize,
-        each: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+        each: &mut dyn FnMut(CellProgress) -> ControlFlow<()>,
     ) -> Result<Vec<Answered>> {
         let mut answers = Vec::new();
-        let mut before = Progress::default();
+        let mut before = CellProgress::default();
         while answers.len() < samples {
             let numbers = answers.len()..samples.min(answers.len() + self.batch);
             let drawn = numbers.map(|n| self.babilong.draw_as(stories, length, n as u64, facts)).collect::<Result<Vec<_>>>()?;
-            let texts = self.answer(&drawn, &mut |tokens| each(Progress { tokens: before.tokens + tokens, ..before }))?;
+            let texts = self.answer(&drawn, &mut |tokens| each(CellProgress { tokens: before.tokens + tokens, ..before }))?;
             for (Sample { story, .. }, output) in drawn.iter().zip(texts) {
                 let (question, target) = (story.question.text.clone(), story.question.answer.clone());
                 let (exact, label) = (exact_match(&target, &output), label_match(stories.task(), &target, &output, &question));

@@ -63,7 +63,7 @@ pub struct Settings {
 #[serde(deny_unknown_fields)]
 pub struct Report {
     /// Always `babilong`.
-    pub task: Kind,
+    pub task: ReportTask,
     /// What tables and plots call the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -76,7 +76,7 @@ pub struct Report {
 /// Tells these reports from others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum ReportTask {
     /// BABILong.
     Babilong,
 }
@@ -84,7 +84,7 @@ pub enum Kind {
 impl Report {
     /// A report without cells.
     pub fn new(name: Option<String>, settings: Settings) -> Self {
-        Report { task: Kind::Babilong, name, settings, cells: Vec::new() }
+        Report { task: ReportTask::Babilong, name, settings, cells: Vec::new() }
     }
 
     /// The cell of a task and length, if it was judged.

@@ -17,7 +17,7 @@
 use armt::random::Random;
 
 use super::sentence::{DIRECTIONS, DROPS, Event, GETS, GIVES, MOVES, opposite};
-use super::world::{Kind, OBJECTS, PEOPLE, PLACES, World};
+use super::world::{Happening, OBJECTS, PEOPLE, PLACES, World};
 use super::{Asked, Question, SIMULATED, Story, Task};
 use crate::error::{Error, Result};
 
@@ -74,11 +74,11 @@ struct Told {
 impl Telling {
     /// The start of a story; `None` for qa4, in which nothing happens.
     fn new(task: Task, random: &mut Random) -> Result<Option<Self>> {
-        let (people, kinds): ([&'static str; PEOPLE], &'static [Kind]) = match task.number() {
-            1 => (FOUR, &[Kind::Move]),
-            2 | 3 => (FOUR, &[Kind::Move, Kind::Get, Kind::Drop]),
+        let (people, kinds): ([&'static str; PEOPLE], &'static [Happening]) = match task.number() {
+            1 => (FOUR, &[Happening::Move]),
+            2 | 3 => (FOUR, &[Happening::Move, Happening::Get, Happening::Drop]),
             4 => return Ok(None),
-            5 => (GIVERS, &[Kind::Move, Kind::Get, Kind::Drop, Kind::Give]),
+            5 => (GIVERS, &[Happening::Move, Happening::Get, Happening::Drop, Happening::Give]),
             _ => return Err(Error::config("task", &format!("qa1 to qa{SIMULATED}, which can be simulated"), task)),
         };
         let world = World::new(people, kinds, random);

@@ -19,9 +19,9 @@ pub(super) const OBJECTS: [&str; 3] = ["apple", "football", "milk"];
 /// People of a story.
 pub(super) const PEOPLE: usize = 4;
 
-/// Kinds of things that happen.
+/// What may happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum Happening {
     Move,
     Get,
     Drop,
@@ -32,7 +32,7 @@ pub(super) enum Kind {
 #[derive(Clone, Debug)]
 pub(super) struct World {
     names: [&'static str; PEOPLE],
-    kinds: &'static [Kind],
+    kinds: &'static [Happening],
     /// The place of each person.
     at: [usize; PEOPLE],
     /// The place of each object that nobody holds.
@@ -44,7 +44,7 @@ pub(super) struct World {
 
 impl World {
     /// A world in which everybody and everything is somewhere.
-    pub fn new(names: [&'static str; PEOPLE], kinds: &'static [Kind], random: &mut Random) -> Self {
+    pub fn new(names: [&'static str; PEOPLE], kinds: &'static [Happening], random: &mut Random) -> Self {
         World {
             names,
             kinds,
@@ -68,13 +68,13 @@ impl World {
     }
 
     /// Something of a kind, if what is drawn is possible.
-    fn happen(&mut self, kind: Kind, random: &mut Random) -> Option<Event<'static>> {
-        if kind == Kind::Give {
+    fn happen(&mut self, kind: Happening, random: &mut Random) -> Option<Event<'static>> {
+        if kind == Happening::Give {
             return self.give(random);
         }
         let person = random.below(PEOPLE);
         let who = self.names[person];
-        if kind == Kind::Move {
+        if kind == Happening::Move {
             let place = random.below(PLACES.len());
             if self.at[person] == place {
                 return None;
@@ -83,11 +83,11 @@ impl World {
             return Some(Event::Move { who, place: PLACES[place] });
         }
         let in_reach = |o: &usize| match kind {
-            Kind::Get => self.holder[*o].is_none() && self.lies[*o] == self.at[person],
+            Happening::Get => self.holder[*o].is_none() && self.lies[*o] == self.at[person],
             _ => self.holder[*o] == Some(person),
         };
         let object = pick((0..OBJECTS.len()).filter(in_reach), random)?;
-        if kind == Kind::Get {
+        if kind == Happening::Get {
             self.holder[object] = Some(person);
             return Some(Event::Get { who, object: OBJECTS[object] });
         }
@@ -135,7 +135,7 @@ mod tests {
     fn what_a_reader_concludes_is_true() {
         let (mut random, mut told) = (Random::new(1), 0);
         for _ in 0..50 {
-            let mut world = World::new(NAMES, &[Kind::Move, Kind::Get, Kind::Drop, Kind::Give], &mut random);
+            let mut world = World::new(NAMES, &[Happening::Move, Happening::Get, Happening::Drop, Happening::Give], &mut random);
             let mut facts = Vec::new();
             for _ in 0..60 {
                 facts.push(match world.next(&mut random) {
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn nobody_goes_where_he_is_nor_gives_to_himself() {
         let mut random = Random::new(2);
-        let mut world = World::new(NAMES, &[Kind::Move, Kind::Get, Kind::Drop, Kind::Give], &mut random);
+        let mut world = World::new(NAMES, &[Happening::Move, Happening::Get, Happening::Drop, Happening::Give], &mut random);
         let mut places = std::collections::HashMap::new();
         for _ in 0..5000 {
             match world.next(&mut random) {

@@ -12,9 +12,9 @@
 mod books;
 mod context;
 pub mod json;
-mod lessons;
 mod places;
 mod stories;
+mod training;
 mod vocabulary;
 
 use std::collections::HashMap;
@@ -26,9 +26,9 @@ use serde::{Deserialize, Serialize};
 
 pub use self::books::Books;
 pub use self::context::{Context, Piece};
-pub use self::lessons::BabilongLessons;
 pub use self::places::{Data, find_data};
 pub use self::stories::Stories;
+pub use self::training::BabilongTraining;
 pub use self::vocabulary::vocabulary;
 
 use self::books::Reading;
@@ -177,7 +177,7 @@ impl Babilong {
         self.draw_as(stories, length, number, Facts::Told)
     }
 
-    /// The same sample, from the same place of the same book, with its facts told in another way.
+    /// Sample `number` as [`Babilong::draw`] gives it, from the same place of the same book, with its facts told in another way.
     pub fn draw_as(&self, stories: &Stories, length: Length, number: u64, how: Facts) -> Result<Sample> {
         let random = Random::of(&[stories.seed(), stories.task().number() as u64, length.0 as u64, number]);
         for attempt in 0..ATTEMPTS {

@@ -1,50 +1,55 @@
 //! What a recipe must fulfil beyond its form. A mistake is named with its stage, line and key.
 
+use super::source::Source;
 use super::{EvalRecipe, ModelRecipe, Recipe, Stage, TaskKind};
 use crate::error::{Error, Result};
 use crate::tasks::retrieval::{EOS, Retrieval, Setting, VOCAB};
 
 impl Recipe {
-    /// `text` is the recipe's own, if it was not changed: lines are counted in it.
-    pub(super) fn check(&self, text: Option<&str>) -> Result<()> {
-        let line = |start: usize| text.and_then(|t| t.get(..start)).map(|before| 1 + before.matches('\n').count());
+    /// Refuses what cannot be trained, with the place of the key in what the recipe was read from.
+    pub(super) fn check(&self, source: &Source) -> Result<()> {
+        self.check_sections(&|path, reason| source.error(path, "", reason))?;
+        let symbols = Retrieval { setting: Setting::Remember, key_size: 1, value_size: 1, symbols: self.task.symbols };
+        symbols.check_symbols().map_err(|e| source.error("task.symbols", "task", e))?;
+        for (i, stage) in self.stages.iter().enumerate() {
+            let number = i + 1;
+            self.check_stage(stage).map_err(|e| source.error(&format!("stage.{number}"), &format!("stage {number}"), e))?;
+        }
+        Ok(())
+    }
+
+    /// What stands outside the stages; `at` gives a key that does not fit its place.
+    fn check_sections(&self, at: &dyn Fn(&str, Error) -> Error) -> Result<()> {
+        let refuse = |key: &str, expected: &str, got: &dyn std::fmt::Display| Err(at(key, Error::config(key, expected, got)));
+        if self.keep == Some(0) {
+            return refuse("stages", "at least 1", &0);
+        }
         if self.stages.is_empty() {
-            return Err(Error::config("stage", "at least one [[stage]]", "none"));
+            return refuse("stage", "at least one [[stage]]", &"none");
         }
         let o = &self.optimizer;
         if o.clip_value > 0.0 && o.clip_norm > 0.0 {
-            return Err(Error::config("optimizer", "clip_value or clip_norm", "both"));
+            return refuse("optimizer", "clip_value or clip_norm", &"both");
         }
         if !(o.lr > 0.0 && o.lr.is_finite()) {
-            return Err(Error::config("optimizer.lr", "a positive number", o.lr));
+            return refuse("optimizer.lr", "a positive number", &o.lr);
         }
         let EvalRecipe { every, samples, batch, .. } = self.eval;
         if every == 0 || samples == 0 || batch == 0 {
-            return Err(Error::config("eval", "every, samples and batch of at least 1", "0"));
+            return refuse("eval", "every, samples and batch of at least 1", &"0");
         }
         match (&self.model, self.task.vocabulary) {
             (ModelRecipe::Fresh(_), _) if self.memory.is_none() => {
-                return Err(Error::config("memory", "a section [memory]", "none"));
+                return refuse("memory", "a section [memory]", &"none");
             }
             (ModelRecipe::From(_), Some(size)) => {
-                return Err(Error::config("task.vocabulary", "no such key with model.from, whose model has its own", size));
+                let expected = "no such key with model.from, whose model has its own";
+                return refuse("task.vocabulary", expected, &size);
             }
             _ => {}
         }
-        let symbols = &self.task.symbols;
-        let task = Retrieval { setting: Setting::Remember, key_size: 1, value_size: 1, symbols: *symbols.get_ref() };
-        let at = |e: Error| Error::Recipe { part: "task".into(), line: line(symbols.span().start), reason: Box::new(e) };
-        task.check_symbols().map_err(at)?;
         if self.task.setting == TaskKind::Babilong {
-            self.question()?;
-        }
-        for (i, spanned) in self.stages.iter().enumerate() {
-            let at = |e: Error| Error::Recipe {
-                part: format!("stage {}", i + 1),
-                line: line(spanned.span().start),
-                reason: Box::new(e),
-            };
-            self.check_stage(spanned.get_ref()).map_err(at)?;
+            self.stories().map_err(|e| at("task.stories", e))?;
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! What a stage of training is made of, whatever its task.
+//! What a stage of training learns, whatever its texts are made of.
 
 use armt::random::Random;
 
-use super::Example;
+use super::TaskBatch;
 use super::retrieval::Retrieval;
 use crate::error::Result;
 use crate::tasks::capacity::stored_pairs;
@@ -10,8 +10,8 @@ use crate::tasks::capacity::stored_pairs;
 /// Different lengths that texts of a varying number of pairs have.
 const LENGTHS: usize = 25;
 
-/// Batches to learn from, and texts to be judged on. Equal generators give equal texts.
-pub trait Lessons: Send + Sync {
+/// A task to learn: batches to learn from, and texts to be judged on. Equal generators give equal texts.
+pub trait TrainingTask: Send + Sync {
     /// What the stage is about, in a few words: "50 pairs".
     fn name(&self) -> String;
 
@@ -19,10 +19,10 @@ pub trait Lessons: Send + Sync {
     fn sizes(&self) -> Vec<(&'static str, usize)>;
 
     /// A batch to learn from.
-    fn lesson(&self, random: &mut Random) -> Result<Example>;
+    fn batch(&self, random: &mut Random) -> Result<TaskBatch>;
 
     /// So many texts with one question each.
-    fn exam(&self, texts: usize, random: &mut Random) -> Result<Example>;
+    fn validation(&self, texts: usize, random: &mut Random) -> Result<TaskBatch>;
 
     /// What else follows from a share of right answers, by name.
     fn figures(&self, _exact_match: f64) -> Vec<(&'static str, f64)> {
@@ -32,7 +32,7 @@ pub trait Lessons: Send + Sync {
 
 /// Associative retrieval with up to so many pairs.
 #[derive(Clone, Copy, Debug)]
-pub struct RetrievalLessons {
+pub struct RetrievalTraining {
     /// The task.
     pub task: Retrieval,
     /// Pairs of a text.
@@ -45,7 +45,7 @@ pub struct RetrievalLessons {
     pub vary: bool,
 }
 
-impl Lessons for RetrievalLessons {
+impl TrainingTask for RetrievalTraining {
     fn name(&self) -> String {
         format!("{} pair{}", self.pairs, if self.pairs == 1 { "" } else { "s" })
     }
@@ -54,13 +54,13 @@ impl Lessons for RetrievalLessons {
         vec![("pairs", self.pairs)]
     }
 
-    fn lesson(&self, random: &mut Random) -> Result<Example> {
+    fn batch(&self, random: &mut Random) -> Result<TaskBatch> {
         let pairs = if self.vary { some_of(self.pairs, random) } else { self.pairs };
-        self.task.lesson(pairs, self.questions, self.batch, random)
+        self.task.batch_asking(pairs, self.questions, self.batch, random)
     }
 
-    fn exam(&self, texts: usize, random: &mut Random) -> Result<Example> {
-        self.task.example(self.pairs, texts, random)
+    fn validation(&self, texts: usize, random: &mut Random) -> Result<TaskBatch> {
+        self.task.batch(self.pairs, texts, random)
     }
 
     fn figures(&self, exact_match: f64) -> Vec<(&'static str, f64)> {

@@ -8,22 +8,22 @@ use armt::text::Tokenizer;
 use super::origin::Origin;
 use super::recipe::{Recipe, Stage, TaskKind, TaskRecipe};
 use crate::error::{Error, Result};
-use crate::tasks::babilong::{Babilong, BabilongLessons, Books, Data, find_data, vocabulary};
-use crate::tasks::lessons::{Lessons, RetrievalLessons};
+use crate::tasks::babilong::{Babilong, BabilongTraining, Books, Data, find_data, vocabulary};
 use crate::tasks::retrieval;
+use crate::tasks::training::{RetrievalTraining, TrainingTask};
 
 /// One number of a small vocabulary in so many is for the tokens that it does not keep.
 const HASHED: usize = 32;
 
-/// Nothing, where texts are made of symbols; or books with a tokenizer.
-pub enum Material {
+/// What the texts of a training task are made of: nothing but symbols, or books with a tokenizer.
+pub enum TaskData {
     /// Associative retrieval.
     Symbols,
     /// BABILong.
     Books(Arc<Babilong>),
 }
 
-impl Material {
+impl TaskData {
     /// Opens what a recipe needs, for the model that it begins from where it does. A folder that is missing is an error that says where
     /// it was looked for; tokens that the model does not have are one too.
     pub fn open(recipe: &Recipe, origin: Option<&Origin>) -> Result<Self> {
@@ -33,7 +33,7 @@ impl Material {
             return if retrieval::EOS as usize >= rows {
                 Err(Error::config("model.from", &format!("a model of more than {} tokens", retrieval::EOS), rows))
             } else {
-                Ok(Material::Symbols)
+                Ok(TaskData::Symbols)
             };
         }
         let (bpe, tokenizer) = tokenizer(task, origin.map(Origin::path))?;
@@ -44,51 +44,52 @@ impl Material {
         let mut books = Books::open(&folder, Arc::new(tokenizer))?;
         if let Some(size) = task.vocabulary {
             let stories = find_data(Data::Babi, None)?;
-            let small = vocabulary(&books, &stories, &[recipe.question()?], size, size.div_ceil(HASHED))?;
+            let small = vocabulary(&books, &stories, &[recipe.stories()?], size, size.div_ceil(HASHED))?;
             books = Books::open(&folder, Arc::new(self::tokenizer(task, None)?.1.with_vocabulary(small)?))?;
         }
-        Ok(Material::Books(Arc::new(Babilong::new(Arc::new(books))?)))
+        Ok(TaskData::Books(Arc::new(Babilong::new(Arc::new(books))?)))
     }
 
     /// Tokens of a model for it.
     pub fn vocabulary(&self) -> usize {
         match self {
-            Material::Symbols => retrieval::VOCAB,
-            Material::Books(babilong) => babilong.tokenizer().vocabulary(),
+            TaskData::Symbols => retrieval::VOCAB,
+            TaskData::Books(babilong) => babilong.tokenizer().vocabulary(),
         }
     }
 
     /// The token that ends an answer.
     pub fn end_token(&self) -> i32 {
         match self {
-            Material::Symbols => retrieval::EOS,
-            Material::Books(babilong) => babilong.end_token(),
+            TaskData::Symbols => retrieval::EOS,
+            TaskData::Books(babilong) => babilong.end_token(),
         }
     }
 
     /// What a model needs beside its weights to be asked in words.
     pub fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
         match self {
-            Material::Symbols => None,
-            Material::Books(babilong) => Some(babilong.tokenizer()),
+            TaskData::Symbols => None,
+            TaskData::Books(babilong) => Some(babilong.tokenizer()),
         }
     }
 
     /// A stage's texts. Sizes that do not fit together are an error.
-    pub fn lessons(&self, recipe: &Recipe, stage: &Stage) -> Result<Box<dyn Lessons>> {
+    pub fn task(&self, recipe: &Recipe, stage: &Stage) -> Result<Box<dyn TrainingTask>> {
         let Stage { questions, batch, vary, .. } = *stage;
         Ok(match self {
-            Material::Symbols => {
+            TaskData::Symbols => {
                 let (task, pairs) = recipe.retrieval(stage)?;
-                Box::new(RetrievalLessons { task, pairs, questions, batch, vary })
+                Box::new(RetrievalTraining { task, pairs, questions, batch, vary })
             }
-            Material::Books(babilong) => {
+            TaskData::Books(babilong) => {
                 let [segment, segments] = [stage.segment, stage.segments].map(Option::unwrap_or_default);
-                let (task, facts) = (recipe.question()?, stage.facts.unwrap_or(FACTS));
+                let (task, facts) = (recipe.stories()?, stage.facts.unwrap_or(FACTS));
                 let (babilong, aligned, direct) = (babilong.clone(), stage.aligned, stage.direct);
-                let lessons = BabilongLessons { babilong, task, segment, segments, facts, questions, aligned, direct, batch, vary };
-                lessons.check()?;
-                Box::new(lessons)
+                let training =
+                    BabilongTraining { babilong, task, segment, segments, facts, questions, aligned, direct, batch, vary };
+                training.check()?;
+                Box::new(training)
             }
         })
     }

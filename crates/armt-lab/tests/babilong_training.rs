@@ -1,4 +1,4 @@
-//! BABILong's lessons: whole segments, questions at the end, and answers that follow from the facts.
+//! BABILong's training texts: whole segments, questions at the end, and answers that follow from the facts.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,17 +8,17 @@ use std::sync::Arc;
 
 use armt::random::Random;
 use armt::text::Tokenizer;
-use armt_lab::tasks::Example;
+use armt_lab::tasks::TaskBatch;
 use armt_lab::tasks::babi::Task;
 use armt_lab::tasks::babi::solve::Knowledge;
-use armt_lab::tasks::babilong::{Babilong, BabilongLessons, Books};
-use armt_lab::tasks::lessons::Lessons;
+use armt_lab::tasks::babilong::{Babilong, BabilongTraining, Books};
+use armt_lab::tasks::training::TrainingTask;
 
-fn lessons() -> BabilongLessons {
+fn training() -> BabilongTraining {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data");
     let tokenizer = Arc::new(Tokenizer::find(&data.join("gpt2")).unwrap().unwrap());
     let books = Books::open(&data.join("books/test"), tokenizer).unwrap();
-    BabilongLessons {
+    BabilongTraining {
         babilong: Arc::new(Babilong::new(Arc::new(books)).unwrap()),
         task: Task::new(1).unwrap(),
         segment: 64,
@@ -33,18 +33,18 @@ fn lessons() -> BabilongLessons {
 }
 
 /// Texts as words, cut after each EOS.
-fn pieces(lessons: &BabilongLessons, ids: &[i32]) -> Vec<String> {
-    let end = lessons.babilong.end_token();
+fn pieces(training: &BabilongTraining, ids: &[i32]) -> Vec<String> {
+    let end = training.babilong.end_token();
     let pieces = ids.split(|id| *id == end).filter(|piece| !piece.is_empty());
-    pieces.map(|piece| lessons.babilong.tokenizer().decode(piece).unwrap()).collect()
+    pieces.map(|piece| training.babilong.tokenizer().decode(piece).unwrap()).collect()
 }
 
 /// Every target is the token after it, and stands where GEN or a token of an answer does.
-fn expect_targets(lessons: &BabilongLessons, example: &Example) {
-    let length = example.batch.tokens();
-    let (ask, end) = (lessons.babilong.ask_token(), lessons.babilong.end_token());
-    assert_eq!(example.targets.next.len(), example.batch.ids.len());
-    for (ids, next) in example.batch.ids.chunks(length).zip(example.targets.next.chunks(length)) {
+fn expect_targets(training: &BabilongTraining, batch: &TaskBatch) {
+    let length = batch.batch.tokens();
+    let (ask, end) = (training.babilong.ask_token(), training.babilong.end_token());
+    assert_eq!(batch.targets.next.len(), batch.batch.ids.len());
+    for (ids, next) in batch.batch.ids.chunks(length).zip(batch.targets.next.chunks(length)) {
         let mut answering = false;
         for i in 0..length {
             answering = ids[i] == ask || (answering && ids[i] != end);
@@ -56,19 +56,19 @@ fn expect_targets(lessons: &BabilongLessons, example: &Example) {
 #[test]
 fn an_aligned_text_has_a_fact_or_a_question_in_each_segment_and_they_answer_it() {
     for number in [1, 2, 5] {
-        let lessons = BabilongLessons {
+        let training = BabilongTraining {
             task: Task::new(number).unwrap(),
             segment: 24,
             segments: 16,
             questions: 2,
             aligned: true,
-            ..lessons()
+            ..training()
         };
-        let example = lessons.lesson(&mut Random::new(3)).unwrap();
-        assert_eq!((example.batch.texts, example.batch.tokens()), (5, 16 * 24));
-        expect_targets(&lessons, &example);
-        for text in example.batch.ids.chunks(16 * 24) {
-            let segments: Vec<Vec<String>> = text.chunks(24).map(|s| pieces(&lessons, s)).collect();
+        let batch = training.batch(&mut Random::new(3)).unwrap();
+        assert_eq!((batch.batch.texts, batch.batch.tokens()), (5, 16 * 24));
+        expect_targets(&training, &batch);
+        for text in batch.batch.ids.chunks(16 * 24) {
+            let segments: Vec<Vec<String>> = text.chunks(24).map(|s| pieces(&training, s)).collect();
             assert!(segments.iter().all(|s| s.len() == 1), "{segments:?}");
             let told = segments.iter().position(|s| s[0].contains("GEN")).unwrap();
             assert!([14, 15].contains(&told), "one or two questions at the end");
@@ -84,58 +84,58 @@ fn an_aligned_text_has_a_fact_or_a_question_in_each_segment_and_they_answer_it()
 
 #[test]
 fn a_text_with_background_is_whole_segments_and_asks_at_its_end() {
-    let lessons = BabilongLessons { batch: 60, ..lessons() };
-    let example = lessons.lesson(&mut Random::new(4)).unwrap();
-    assert_eq!((example.batch.texts, example.batch.tokens()), (60, 3 * 64));
-    expect_targets(&lessons, &example);
-    let end = lessons.babilong.end_token();
+    let training = BabilongTraining { batch: 60, ..training() };
+    let batch = training.batch(&mut Random::new(4)).unwrap();
+    assert_eq!((batch.batch.texts, batch.batch.tokens()), (60, 3 * 64));
+    expect_targets(&training, &batch);
+    let end = training.babilong.end_token();
     let (mut questions, mut ends, mut own) = (0, HashSet::new(), 0);
-    for text in example.batch.ids.chunks(3 * 64) {
+    for text in batch.batch.ids.chunks(3 * 64) {
         let last = text.iter().rposition(|id| *id != end).unwrap() + 1;
         assert!(last >= 2 * 64, "the last segment has a part of the last answer, if only its EOS");
         ends.insert(last);
-        let asked = text.iter().filter(|id| **id == lessons.babilong.ask_token()).count();
+        let asked = text.iter().filter(|id| **id == training.babilong.ask_token()).count();
         assert!((1..=3).contains(&asked), "{asked} questions");
         questions += asked;
         // All but the first are pieces of their own; the first stands behind the context.
-        for piece in &pieces(&lessons, text)[1..] {
+        for piece in &pieces(&training, text)[1..] {
             assert!(piece.starts_with("Where is ") && piece.contains("?GEN"), "{piece}");
         }
         let asks = |piece: &String| piece.starts_with("Where is ");
-        own += usize::from(pieces(&lessons, &text[2 * 64..]).first().is_some_and(asks));
+        own += usize::from(pieces(&training, &text[2 * 64..]).first().is_some_and(asks));
     }
     assert!(questions > 60, "several questions where they fit");
     assert!(ends.len() > 20, "texts end anywhere: {ends:?}");
     assert!((6..30).contains(&own), "about one in four asks in a segment of its own: {own} of 60");
-    let exam = lessons.exam(7, &mut Random::new(5)).unwrap();
-    for text in exam.batch.ids.chunks(3 * 64) {
-        assert_eq!(text.iter().filter(|id| **id == lessons.babilong.ask_token()).count(), 1);
+    let judged = training.validation(7, &mut Random::new(5)).unwrap();
+    for text in judged.batch.ids.chunks(3 * 64) {
+        assert_eq!(text.iter().filter(|id| **id == training.babilong.ask_token()).count(), 1);
     }
 }
 
 #[test]
 fn a_varying_number_of_segments_stays_within_the_stage_and_seeds_decide_it() {
-    let lessons = BabilongLessons { vary: true, ..lessons() };
-    let lengths: Vec<usize> = (0..30).map(|i| lessons.lesson(&mut Random::new(i)).unwrap().batch.tokens() / 64).collect();
+    let training = BabilongTraining { vary: true, ..training() };
+    let lengths: Vec<usize> = (0..30).map(|i| training.batch(&mut Random::new(i)).unwrap().batch.tokens() / 64).collect();
     assert!((1..=3).all(|n| lengths.contains(&n)) && lengths.iter().all(|n| *n <= 3), "{lengths:?}");
-    let ids = |seed| lessons.lesson(&mut Random::new(seed)).unwrap().batch.ids;
+    let ids = |seed| training.batch(&mut Random::new(seed)).unwrap().batch.ids;
     assert_eq!(ids(1), ids(1));
     assert_ne!(ids(1), ids(2));
 }
 
 #[test]
-fn every_task_that_can_be_simulated_has_lessons_of_every_length() {
+fn every_task_that_can_be_simulated_has_texts_of_every_length() {
     for number in 1..=5 {
         let task = Task::new(number).unwrap();
-        let lessons = BabilongLessons { task, segment: 32, segments: 6, facts: 6, vary: true, ..lessons() };
-        let aligned = BabilongLessons { aligned: true, ..lessons.clone() };
+        let training = BabilongTraining { task, segment: 32, segments: 6, facts: 6, vary: true, ..training() };
+        let aligned = BabilongTraining { aligned: true, ..training.clone() };
         // A story of qa4 has two facts, so that its aligned texts have three segments.
-        let aligned = if number == 4 { BabilongLessons { segments: 3, ..aligned } } else { aligned };
+        let aligned = if number == 4 { BabilongTraining { segments: 3, ..aligned } } else { aligned };
         for seed in 0..6 {
-            for lessons in [&lessons, &aligned] {
-                let example = lessons.lesson(&mut Random::new(seed)).unwrap();
-                assert_eq!(example.batch.tokens() % 32, 0);
-                expect_targets(lessons, &example);
+            for training in [&training, &aligned] {
+                let batch = training.batch(&mut Random::new(seed)).unwrap();
+                assert_eq!(batch.batch.tokens() % 32, 0);
+                expect_targets(training, &batch);
             }
         }
     }
@@ -144,38 +144,38 @@ fn every_task_that_can_be_simulated_has_lessons_of_every_length() {
 /// A fact in each of two segments, then the question: it stands in one of them, but for "What is" and the mark.
 #[test]
 fn direct_questions_repeat_a_facts_words() {
-    let lessons = BabilongLessons {
+    let training = BabilongTraining {
         task: Task::new(4).unwrap(),
         segment: 32,
         segments: 3,
         aligned: true,
         questions: 1,
         batch: 40,
-        ..lessons()
+        ..training()
     };
-    let repeated = |lessons: &BabilongLessons| {
-        let example = lessons.lesson(&mut Random::new(3)).unwrap();
-        let texts = example.batch.ids.chunks(96).map(|text| pieces(lessons, text));
+    let repeated = |training: &BabilongTraining| {
+        let batch = training.batch(&mut Random::new(3)).unwrap();
+        let texts = batch.batch.ids.chunks(96).map(|text| pieces(training, text));
         texts
             .filter(|text| {
                 text[..2].iter().any(|fact| fact.contains(text[2].split_once("What is ").unwrap().1.split_once('?').unwrap().0))
             })
             .count()
     };
-    assert_eq!(repeated(&BabilongLessons { direct: true, ..lessons.clone() }), 40);
-    assert!(repeated(&lessons) < 30);
+    assert_eq!(repeated(&BabilongTraining { direct: true, ..training.clone() }), 40);
+    assert!(repeated(&training) < 30);
 }
 
 #[test]
 fn sizes_without_room_are_refused_by_their_key() {
-    let said = |lessons: BabilongLessons| match lessons.check() {
+    let said = |training: BabilongTraining| match training.check() {
         Err(error) => error.to_string(),
-        Ok(()) => lessons.lesson(&mut Random::new(0)).unwrap_err().to_string(),
+        Ok(()) => training.batch(&mut Random::new(0)).unwrap_err().to_string(),
     };
-    assert!(said(BabilongLessons { segments: 0, ..lessons() }).contains("segments"));
-    assert!(said(BabilongLessons { aligned: true, segments: 1, ..lessons() }).contains("at least 2"));
-    assert!(said(BabilongLessons { segment: 6, segments: 1, ..lessons() }).contains("room for a fact and a question"));
-    assert!(said(BabilongLessons { aligned: true, segment: 4, ..lessons() }).contains("room for every fact"));
-    assert!(said(BabilongLessons { task: Task::new(7).unwrap(), ..lessons() }).contains("qa1 to qa5"));
-    assert!(said(BabilongLessons { direct: true, ..lessons() }).contains("qa4"));
+    assert!(said(BabilongTraining { segments: 0, ..training() }).contains("segments"));
+    assert!(said(BabilongTraining { aligned: true, segments: 1, ..training() }).contains("at least 2"));
+    assert!(said(BabilongTraining { segment: 6, segments: 1, ..training() }).contains("room for a fact and a question"));
+    assert!(said(BabilongTraining { aligned: true, segment: 4, ..training() }).contains("room for every fact"));
+    assert!(said(BabilongTraining { task: Task::new(7).unwrap(), ..training() }).contains("qa1 to qa5"));
+    assert!(said(BabilongTraining { direct: true, ..training() }).contains("qa4"));
 }

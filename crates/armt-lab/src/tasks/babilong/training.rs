@@ -17,9 +17,9 @@ use armt::segment::Batch;
 
 use super::{Babilong, Length, Prompt};
 use crate::error::{Error, Result};
-use crate::tasks::Example;
+use crate::tasks::TaskBatch;
 use crate::tasks::babi::{Question, Sample, Task, simulate};
-use crate::tasks::lessons::{Lessons, some_of};
+use crate::tasks::training::{TrainingTask, some_of};
 
 /// One text in so many asks in a segment of its own.
 const OWN_SEGMENT: usize = 4;
@@ -30,7 +30,7 @@ const ATTEMPTS: usize = 2000;
 
 /// Stories of up to so many facts in up to so many segments.
 #[derive(Clone)]
-pub struct BabilongLessons {
+pub struct BabilongTraining {
     /// Where background and tokens come from.
     pub babilong: Arc<Babilong>,
     /// The task, which can be simulated.
@@ -54,7 +54,7 @@ pub struct BabilongLessons {
     pub vary: bool,
 }
 
-impl Lessons for BabilongLessons {
+impl TrainingTask for BabilongTraining {
     fn name(&self) -> String {
         let Self { task, segment, segments, facts, .. } = self;
         match self.aligned {
@@ -67,7 +67,7 @@ impl Lessons for BabilongLessons {
         vec![("segments", self.segments), ("segment", self.segment)]
     }
 
-    fn lesson(&self, random: &mut Random) -> Result<Example> {
+    fn batch(&self, random: &mut Random) -> Result<TaskBatch> {
         let segments = if self.vary { some_of(self.segments, random) } else { self.segments };
         let sentences = self.least_facts() + 1;
         let least = if self.aligned { sentences } else { (sentences * SENTENCE).div_ceil(self.segment) };
@@ -76,7 +76,7 @@ impl Lessons for BabilongLessons {
         self.texts(self.batch, segments, 1 + random.below(self.questions), random)
     }
 
-    fn exam(&self, texts: usize, random: &mut Random) -> Result<Example> {
+    fn validation(&self, texts: usize, random: &mut Random) -> Result<TaskBatch> {
         self.texts(texts, self.segments, 1, random)
     }
 }
@@ -120,7 +120,7 @@ impl Text {
     }
 }
 
-impl BabilongLessons {
+impl BabilongTraining {
     /// Refuses sizes of zero, aligned texts of too few segments, and a task that cannot be simulated.
     pub fn check(&self) -> Result<()> {
         let sizes = [("segment", self.segment), ("segments", self.segments), ("facts", self.facts), ("questions", self.questions)];
@@ -148,7 +148,7 @@ impl BabilongLessons {
         }
     }
 
-    fn texts(&self, texts: usize, segments: usize, questions: usize, random: &mut Random) -> Result<Example> {
+    fn texts(&self, texts: usize, segments: usize, questions: usize, random: &mut Random) -> Result<TaskBatch> {
         let (mut ids, mut next) = (Vec::new(), Vec::new());
         for _ in 0..texts {
             let text = match self.aligned {
@@ -158,7 +158,7 @@ impl BabilongLessons {
             ids.extend(text.ids);
             next.extend(text.next);
         }
-        Ok(Example { batch: Batch { ids, texts, mask: None }, targets: Targets { next } })
+        Ok(TaskBatch { batch: Batch { ids, texts, mask: None }, targets: Targets { next } })
     }
 
     /// A story of `facts` facts that answers something, and all questions that it does, in random order.
