@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use armt_engine::DType;
 use half::{bf16, f16};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use safetensors::tensor::{Dtype, Metadata, TensorView};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
@@ -131,21 +131,25 @@ fn open(path: &Path, number: usize, index: &mut HashMap<String, Place>) -> Resul
     if length > size - 8 {
         return Err(refuse(format!("expected a safetensors file, but its header of {length} bytes does not fit into its {size}")));
     }
-    let mut bytes = header.to_vec();
-    let read = (&file).take(length).read_to_end(&mut bytes).map_err(io)?;
-    if (read as u64) < length {
-        return Err(refuse("it ended while it was read".into()));
-    }
-    let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| refuse(e.to_string()))?;
-    let (begin, mut end) = (8 + length, 0);
+    let mut text = Vec::new();
+    (&file).take(length).read_to_end(&mut text).map_err(io)?;
+    let metadata: Metadata = serde_json::from_slice(&text).map_err(|e| refuse(format!("expected a safetensors header: {e}")))?;
+    let begin = 8 + length;
+    let mut spans = Vec::new();
     for (name, info) in metadata.tensors() {
-        let (from, to) = info.data_offsets;
-        end = end.max(to as u64);
-        let bytes = begin + from as u64..begin + to as u64;
-        index.insert(name, Place { file: number, dtype: info.dtype, shape: info.shape.clone(), bytes });
+        let (from, to) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
+        let elements = info.shape.iter().try_fold(1u64, |n, size| n.checked_mul(*size as u64));
+        let bits = elements.and_then(|n| n.checked_mul(info.dtype.bitsize() as u64));
+        if from > to || bits != (to - from).checked_mul(8) {
+            return Err(refuse(format!("{name} of shape {:?} does not have its {from} to {to} bytes", info.shape)));
+        }
+        spans.push((from, to));
+        index.insert(name, Place { file: number, dtype: info.dtype, shape: info.shape.clone(), bytes: begin + from..begin + to });
     }
-    if begin + end != size {
-        return Err(refuse(format!("its tensors should end after {} bytes, but it has {size}", begin + end)));
+    spans.sort_unstable();
+    let end = spans.into_iter().try_fold(0, |end, (from, to)| (from == end).then_some(to));
+    if end != Some(size - begin) {
+        return Err(refuse(format!("its tensors do not lie one after the other in its {} bytes", size - begin)));
     }
     Ok(file)
 }
