@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use armt::random::Random;
 use armt::text::Tokenizer;
@@ -14,12 +14,17 @@ use armt_lab::tasks::babi::solve::Knowledge;
 use armt_lab::tasks::babilong::{Babilong, BabilongTraining, Books};
 use armt_lab::tasks::training::TrainingTask;
 
-fn training() -> BabilongTraining {
+/// The test books, opened once: they take a second to tokenise.
+static BABILONG: LazyLock<Arc<Babilong>> = LazyLock::new(|| {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data");
     let tokenizer = Arc::new(Tokenizer::find(&data.join("gpt2")).unwrap().unwrap());
     let books = Books::open(&data.join("books/test"), tokenizer).unwrap();
+    Arc::new(Babilong::new(Arc::new(books)).unwrap())
+});
+
+fn training() -> BabilongTraining {
     BabilongTraining {
-        babilong: Arc::new(Babilong::new(Arc::new(books)).unwrap()),
+        babilong: BABILONG.clone(),
         task: Task::new(1).unwrap(),
         segment: 64,
         segments: 3,

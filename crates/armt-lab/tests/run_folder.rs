@@ -13,6 +13,7 @@ use armt::engine::{DType, Device, Tensor};
 use armt::model::Model;
 use armt_lab::train::RunFolder;
 use armt_lab::train::run_folder::trained_pairs;
+use armt_lab::train::trainer::RunProgress;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -291,4 +292,13 @@ fn the_trained_length_is_the_longest_in_the_log() {
     std::fs::write(dir.path().join("log.jsonl"), "{\"pairs\":2}\n{\"pairs\":50,\"step\":1}\n{\"step\":2}\nhalf a li").unwrap();
     assert_eq!(trained_pairs(&best), Some(50));
     assert_eq!(trained_pairs(&dir.path().join("none")), None);
+}
+
+/// A run that an earlier version left can be gone on with: its `state.json` has these keys.
+#[test]
+fn the_state_of_a_run_is_read_as_it_always_was_written() {
+    let old = r#"{"stage": 2, "step": 150, "total": 900, "best": 0.75, "waited": 1}"#;
+    let progress: RunProgress = serde_json::from_str(old).unwrap();
+    assert_eq!(progress, RunProgress { stage: 2, step: 150, total: 900, best: 0.75, waited: 1 });
+    assert_eq!(serde_json::to_value(progress).unwrap(), serde_json::from_str::<Value>(old).unwrap());
 }
