@@ -142,7 +142,7 @@ fn a_saved_vocabulary_is_read_again_beside_either_form_of_the_tokenizer() {
     std::fs::remove_file(folder.path().join("vocabulary.json")).unwrap();
     let plain = Tokenizer::find(folder.path()).unwrap().unwrap();
     let counts: Vec<u64> = (0..tiny_gpt2::VOCAB as u64).map(|i| i % 7).collect();
-    let chosen = Vocabulary::choose(&plain, &counts, &["the end".into(), "<|endoftext|>".into()], 40, 8).unwrap();
+    let chosen = plain.choose_vocabulary(&counts, &["the end".into(), "<|endoftext|>".into()], 40, 8).unwrap();
     chosen.save(folder.path()).unwrap();
     let small = Tokenizer::find(folder.path()).unwrap().unwrap();
     assert_eq!(small.vocabulary(), 40);
@@ -155,8 +155,8 @@ fn a_saved_vocabulary_is_read_again_beside_either_form_of_the_tokenizer() {
     let text = "the thin end, it's 1999 in the end";
     assert_eq!(again.encode(text).unwrap(), small.encode(text).unwrap());
     for (size, hashed) in [(tiny_gpt2::VOCAB, 8), (12, 8), (5, 8)] {
-        let error = Vocabulary::choose(&plain, &counts, &["the end".into()], size, hashed).err().unwrap().to_string();
+        let error = plain.choose_vocabulary(&counts, &["the end".into()], size, hashed).err().unwrap().to_string();
         assert!(error.contains("vocabulary size: expected at least"), "{error}");
     }
-    assert!(Vocabulary::choose(&small, &[0; 40], &[], 20, 8).err().unwrap().to_string().contains("small vocabulary"));
+    assert!(small.choose_vocabulary(&[0; 40], &[], 20, 8).err().unwrap().to_string().contains("small vocabulary"));
 }

@@ -9,7 +9,34 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Crates with their rooms, each above those that it may use.
-const HOUSES: [(&str, &[&str]); 1] = [("armt-lab", &["error", "tasks", "eval", "train", "bench"])];
+const HOUSES: [(&str, &[&str]); 2] = [
+    (
+        "armt",
+        &[
+            "error",
+            "random",
+            "files",
+            "compute",
+            "backprop",
+            "segment",
+            "text",
+            "weights",
+            "state",
+            "backbone",
+            "memory",
+            "config",
+            "recurrence",
+            "schedule",
+            "checkpoint",
+            "model",
+            "reader",
+            "generate",
+            "answer",
+            "session",
+        ],
+    ),
+    ("armt-lab", &["error", "tasks", "eval", "train", "bench"]),
+];
 
 /// A module by its path from the crate's root.
 type Module = Vec<String>;

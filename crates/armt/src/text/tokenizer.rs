@@ -56,6 +56,39 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
+    /// A small vocabulary of `size` numbers, `hashed` of them for what is not kept: every token of the texts in `needed`, and the most frequent
+    /// ones by `counts`, which has how often each token of the tokenizer comes. Of tokens that come equally often, and where too few come
+    /// at all, those that the tokenizer numbers first are kept. Refuses a size that does not hold what is needed, or that holds as much
+    /// as the tokenizer itself.
+    pub fn choose_vocabulary(&self, counts: &[u64], needed: &[String], size: usize, hashed: usize) -> Result<Vocabulary> {
+        if self.is_small() {
+            return Err(Error::Tokenizer("expected a tokenizer with all its tokens, got one with a small vocabulary".into()));
+        }
+        let tokens = self.vocabulary();
+        if counts.len() != tokens {
+            return Err(Error::Tokenizer(format!("expected counts of the tokenizer's {tokens} tokens, got {}", counts.len())));
+        }
+        let mut must = vec![false; tokens];
+        let mut unlike = 0;
+        for text in needed {
+            for token in self.encode(text)? {
+                // The tokenizer's own, which are below their number.
+                unlike += usize::from(!std::mem::replace(&mut must[token as usize], true));
+            }
+        }
+        if size >= tokens || size.saturating_sub(hashed) < unlike.max(1) {
+            let expected =
+                format!("at least {} ({unlike} needed tokens and {hashed} hashed) and below {tokens}", unlike.max(1) + hashed);
+            return Err(Error::config("vocabulary size", &expected, size));
+        }
+        let rank = |t: &i32| (std::cmp::Reverse(counts[*t as usize]), *t);
+        let mut kept: Vec<i32> = (0..tokens as i32).collect();
+        kept.sort_by_key(|t| (!must[*t as usize], rank(t)));
+        kept.truncate(size - hashed);
+        kept.sort_by_key(rank);
+        Vocabulary::new(tokens, kept, hashed)
+    }
+
     /// Refuses a model of `vocab` tokens that the tokenizer, or its small vocabulary from `folder`, is not for.
     pub fn expect_fits(&self, vocab: usize, folder: &Path) -> Result<()> {
         let (tokens, rows) = (self.vocabulary(), vocab);

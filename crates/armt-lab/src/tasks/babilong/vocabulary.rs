@@ -28,5 +28,5 @@ pub fn vocabulary(books: &Books, babi: &Path, tasks: &[Task], size: usize, hashe
     if tokenizer.end_of_text().is_none() {
         return Err(Error::unfit(format!("a tokenizer with the token {END_OF_TEXT}, as GPT-2's has"), "one without"));
     }
-    Ok(Vocabulary::choose(tokenizer, &books.counts()?, &Vec::from_iter(needed), size, hashed)?)
+    Ok(tokenizer.choose_vocabulary(&books.counts()?, &Vec::from_iter(needed), size, hashed)?)
 }
