@@ -19,14 +19,17 @@ fn lessons() -> BabilongLessons {
     let tokenizer = Arc::new(Tokenizer::find(&data.join("gpt2")).unwrap().unwrap());
     let books = Books::open(&data.join("books/test"), tokenizer).unwrap();
     BabilongLessons {
-        babilong: Arc::new(Babilong::new(Arc::new(books)).unwrap()),
-        task: Task::new(1).unwrap(),
+        babilong: vec![Arc::new(Babilong::new(Arc::new(books)).unwrap())],
+        tasks: vec![Task::new(1).unwrap()],
         segment: 64,
         segments: 3,
         facts: 6,
         questions: 3,
         aligned: false,
         direct: false,
+        alone: 0.0,
+        clusters: 0.0,
+        distract: 0,
         batch: 5,
         vary: false,
     }
@@ -34,15 +37,15 @@ fn lessons() -> BabilongLessons {
 
 /// Texts as words, cut after each EOS.
 fn pieces(lessons: &BabilongLessons, ids: &[i32]) -> Vec<String> {
-    let end = lessons.babilong.end_token();
+    let end = lessons.babilong[0].end_token();
     let pieces = ids.split(|id| *id == end).filter(|piece| !piece.is_empty());
-    pieces.map(|piece| lessons.babilong.tokenizer().decode(piece).unwrap()).collect()
+    pieces.map(|piece| lessons.babilong[0].tokenizer().decode(piece).unwrap()).collect()
 }
 
 /// Every target is the token after it, and stands where GEN or a token of an answer does.
 fn expect_targets(lessons: &BabilongLessons, example: &Example) {
     let length = example.batch.tokens();
-    let (ask, end) = (lessons.babilong.ask_token(), lessons.babilong.end_token());
+    let (ask, end) = (lessons.babilong[0].ask_token(), lessons.babilong[0].end_token());
     assert_eq!(example.targets.next.len(), example.batch.ids.len());
     for (ids, next) in example.batch.ids.chunks(length).zip(example.targets.next.chunks(length)) {
         let mut answering = false;
@@ -57,7 +60,7 @@ fn expect_targets(lessons: &BabilongLessons, example: &Example) {
 fn an_aligned_text_has_a_fact_or_a_question_in_each_segment_and_they_answer_it() {
     for number in [1, 2, 5] {
         let lessons = BabilongLessons {
-            task: Task::new(number).unwrap(),
+            tasks: vec![Task::new(number).unwrap()],
             segment: 24,
             segments: 16,
             questions: 2,
@@ -88,13 +91,13 @@ fn a_text_with_background_is_whole_segments_and_asks_at_its_end() {
     let example = lessons.lesson(&mut Random::new(4)).unwrap();
     assert_eq!((example.batch.batch, example.batch.tokens()), (60, 3 * 64));
     expect_targets(&lessons, &example);
-    let end = lessons.babilong.end_token();
+    let end = lessons.babilong[0].end_token();
     let (mut questions, mut ends, mut own) = (0, HashSet::new(), 0);
     for text in example.batch.ids.chunks(3 * 64) {
         let last = text.iter().rposition(|id| *id != end).unwrap() + 1;
         assert!(last >= 2 * 64, "the last segment has a part of the last answer, if only its EOS");
         ends.insert(last);
-        let asked = text.iter().filter(|id| **id == lessons.babilong.ask_token()).count();
+        let asked = text.iter().filter(|id| **id == lessons.babilong[0].ask_token()).count();
         assert!((1..=3).contains(&asked), "{asked} questions");
         questions += asked;
         // All but the first are pieces of their own; the first stands behind the context.
@@ -109,7 +112,7 @@ fn a_text_with_background_is_whole_segments_and_asks_at_its_end() {
     assert!((6..30).contains(&own), "about one in four asks in a segment of its own: {own} of 60");
     let exam = lessons.exam(7, &mut Random::new(5)).unwrap();
     for text in exam.batch.ids.chunks(3 * 64) {
-        assert_eq!(text.iter().filter(|id| **id == lessons.babilong.ask_token()).count(), 1);
+        assert_eq!(text.iter().filter(|id| **id == lessons.babilong[0].ask_token()).count(), 1);
     }
 }
 
@@ -127,7 +130,7 @@ fn a_varying_number_of_segments_stays_within_the_stage_and_seeds_decide_it() {
 fn every_task_that_can_be_simulated_has_lessons_of_every_length() {
     for number in 1..=5 {
         let task = Task::new(number).unwrap();
-        let lessons = BabilongLessons { task, segment: 32, segments: 6, facts: 6, vary: true, ..lessons() };
+        let lessons = BabilongLessons { tasks: vec![task], segment: 32, segments: 6, facts: 6, vary: true, ..lessons() };
         let aligned = BabilongLessons { aligned: true, ..lessons.clone() };
         // A story of qa4 has two facts, so that its aligned texts have three segments.
         let aligned = if number == 4 { BabilongLessons { segments: 3, ..aligned } } else { aligned };
@@ -145,7 +148,7 @@ fn every_task_that_can_be_simulated_has_lessons_of_every_length() {
 #[test]
 fn direct_questions_repeat_a_facts_words() {
     let lessons = BabilongLessons {
-        task: Task::new(4).unwrap(),
+        tasks: vec![Task::new(4).unwrap()],
         segment: 32,
         segments: 3,
         aligned: true,
@@ -176,6 +179,6 @@ fn sizes_without_room_are_refused_by_their_key() {
     assert!(said(BabilongLessons { aligned: true, segments: 1, ..lessons() }).contains("at least 2"));
     assert!(said(BabilongLessons { segment: 6, segments: 1, ..lessons() }).contains("room for a fact and a question"));
     assert!(said(BabilongLessons { aligned: true, segment: 4, ..lessons() }).contains("room for every fact"));
-    assert!(said(BabilongLessons { task: Task::new(7).unwrap(), ..lessons() }).contains("qa1 to qa5"));
+    assert!(said(BabilongLessons { tasks: vec![Task::new(7).unwrap()], ..lessons() }).contains("qa1 to qa5"));
     assert!(said(BabilongLessons { direct: true, ..lessons() }).contains("qa4"));
 }

@@ -7,7 +7,7 @@ mod tokenizer;
 mod vocabulary;
 
 pub use ahead::{Ahead, Counts};
-pub use sentences::sentences;
+pub use sentences::{Lines, sentences};
 pub use stream::{Piece, Source, TokenStream};
 pub(crate) use tokenizer::{END_OF_TEXT, end_tokens};
 pub use tokenizer::{Speech, Tokenizer};

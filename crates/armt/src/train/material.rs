@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::origin::Origin;
 use super::recipe::{Recipe, Stage, TaskKind, TaskRecipe};
 use crate::error::{Error, Result};
-use crate::tasks::babilong::{Babilong, BabilongLessons, Books, Data, find_data, vocabulary};
+use crate::tasks::babilong::{Babilong, BabilongLessons, Books, Data, Form, find_data, vocabulary};
 use crate::tasks::lessons::{Lessons, RetrievalLessons};
 use crate::tasks::retrieval;
 use crate::text::Tokenizer;
@@ -18,8 +18,8 @@ const HASHED: usize = 32;
 pub enum Material {
     /// Associative retrieval.
     Symbols,
-    /// BABILong.
-    Books(Arc<Babilong>),
+    /// BABILong, in each of the recipe's forms.
+    Books(Vec<Arc<Babilong>>),
 }
 
 impl Material {
@@ -40,20 +40,21 @@ impl Material {
             tokenizer.expect_fits(origin.backbone(), &bpe)?;
         }
         let folder = find_data(Data::TrainBooks, task.books.as_deref())?;
-        let mut books = Books::open(&folder, Arc::new(tokenizer))?;
+        let mut tokenizer = Arc::new(tokenizer);
         if let Some(size) = task.vocabulary {
-            let stories = find_data(Data::Babi, None)?;
-            let small = vocabulary(&books, &stories, &[recipe.question()?], size, size.div_ceil(HASHED))?;
-            books = Books::open(&folder, Arc::new(self::tokenizer(task, None)?.1.with_vocabulary(small)?))?;
+            let books = Books::open(&folder, tokenizer)?;
+            let small = vocabulary(&books, &recipe.questions()?, size, size.div_ceil(HASHED))?;
+            tokenizer = Arc::new(self::tokenizer(task, None)?.1.with_vocabulary(small)?);
         }
-        Ok(Material::Books(Arc::new(Babilong::new(Arc::new(books))?)))
+        let open = |form: &Form| Ok(Arc::new(Babilong::new(Arc::new(Books::open_in(*form, &folder, tokenizer.clone())?))?));
+        Ok(Material::Books(recipe.forms()?.iter().map(open).collect::<Result<_>>()?))
     }
 
     /// Tokens of a model for it.
     pub fn vocabulary(&self) -> usize {
         match self {
             Material::Symbols => retrieval::VOCAB,
-            Material::Books(babilong) => babilong.tokenizer().vocabulary(),
+            Material::Books(forms) => forms[0].tokenizer().vocabulary(),
         }
     }
 
@@ -61,7 +62,7 @@ impl Material {
     pub fn end_token(&self) -> i32 {
         match self {
             Material::Symbols => retrieval::EOS,
-            Material::Books(babilong) => babilong.end_token(),
+            Material::Books(forms) => forms[0].end_token(),
         }
     }
 
@@ -69,7 +70,7 @@ impl Material {
     pub fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
         match self {
             Material::Symbols => None,
-            Material::Books(babilong) => Some(babilong.tokenizer()),
+            Material::Books(forms) => Some(forms[0].tokenizer()),
         }
     }
 
@@ -81,11 +82,22 @@ impl Material {
                 let (task, pairs) = recipe.retrieval(stage)?;
                 Box::new(RetrievalLessons { task, pairs, questions, batch, vary })
             }
-            Material::Books(babilong) => {
-                let [segment, segments] = [stage.segment, stage.segments].map(Option::unwrap_or_default);
-                let (task, facts) = (recipe.question()?, stage.facts.unwrap_or(FACTS));
-                let (babilong, aligned, direct) = (babilong.clone(), stage.aligned, stage.direct);
-                let lessons = BabilongLessons { babilong, task, segment, segments, facts, questions, aligned, direct, batch, vary };
+            Material::Books(forms) => {
+                let lessons = BabilongLessons {
+                    babilong: forms.clone(),
+                    tasks: recipe.questions()?,
+                    segment: stage.segment.unwrap_or_default(),
+                    segments: stage.segments.unwrap_or_default(),
+                    facts: stage.facts.unwrap_or(FACTS),
+                    questions,
+                    aligned: stage.aligned,
+                    direct: stage.direct,
+                    alone: stage.alone,
+                    clusters: stage.clusters,
+                    distract: stage.distract,
+                    batch,
+                    vary,
+                };
                 lessons.check()?;
                 Box::new(lessons)
             }

@@ -151,6 +151,17 @@ pub fn train(
         if run.go(&mut progress, each)?.is_break() {
             return Ok(Ending::Stopped);
         }
+        if recipe.eval.gated && stage.until <= 1.0 && progress.best < stage.until {
+            return Err(Error::Argument(format!(
+                "stage {} ({name}) ended at an exact match of {:.3} after {} steps, below its mark of {:.3} (until), and eval.gated lets no stage \
+                 be left so: give it more steps, or take the task apart; its best model is in {}",
+                progress.stage + 1,
+                progress.best,
+                progress.step,
+                stage.until,
+                folder.best_folder().display(),
+            )));
+        }
         // The next stage goes on from the best weights of this one.
         let best = Tensors::open(&folder.best_folder())?;
         let exact_match = progress.best;
