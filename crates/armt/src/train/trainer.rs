@@ -1,7 +1,7 @@
 //! The training loop: full back-propagation through all segments, a curriculum of stages, validation, checkpoints.
 //!
 //! Everything random comes from the recipe's seed, the stage and the step alone, so a run that was interrupted and resumed gives the numbers
-//! of an unbroken one. Batches are drawn ahead on a thread of their own. Each stage has a fresh optimizer and schedule and goes on from
+//! of an unbroken one. Batches are drawn ahead on threads of their own. Each stage has a fresh optimizer and schedule and goes on from
 //! the best weights of the stage before, as in the authors' scripts.
 
 use std::ops::ControlFlow;
@@ -29,8 +29,10 @@ use crate::schedule::Choice;
 use crate::tasks::Example;
 use crate::tasks::lessons::Lessons;
 
-/// Batches that wait for the device.
-const AHEAD: usize = 4;
+/// Threads that draw batches, each every so-manieth one, and batches of each that wait for the device. Not the pool that the device computes
+/// with: its threads wait for batches too.
+const DRAWERS: u64 = 4;
+const AHEAD: usize = 2;
 /// A loss above this is no learning any more.
 const EXPLODED: f32 = 1e4;
 
@@ -204,30 +206,37 @@ impl StageRun<'_> {
     fn go(&mut self, progress: &mut Progress, each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>) -> Result<ControlFlow<()>> {
         let (recipe, lessons, number) = (self.recipe, self.lessons, progress.stage);
         let (from, to) = (progress.step, self.stage.steps);
-        let (sender, examples) = sync_channel(AHEAD);
         std::thread::scope(|scope| {
-            scope.spawn(move || {
-                for step in from..to {
-                    if sender.send(lessons.lesson(&mut seed(recipe, 1, number, step))).is_err() {
-                        return;
-                    }
-                }
-            });
-            // The receiver is dropped inside, which ends the thread.
-            self.steps(progress, examples, each)
+            let drawers: Vec<Receiver<Result<Example>>> = (0..DRAWERS)
+                .map(|drawer| {
+                    let (sender, examples) = sync_channel(AHEAD);
+                    scope.spawn(move || {
+                        for step in (from + drawer..to).step_by(DRAWERS as usize) {
+                            if sender.send(lessons.lesson(&mut seed(recipe, 1, number, step))).is_err() {
+                                return;
+                            }
+                        }
+                    });
+                    examples
+                })
+                .collect();
+            // The receivers are dropped inside, which ends the threads.
+            self.steps(progress, drawers, each)
         })
     }
 
     fn steps(
         &mut self,
         progress: &mut Progress,
-        examples: Receiver<Result<Example>>,
+        drawers: Vec<Receiver<Result<Example>>>,
         each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
         let schedule = self.recipe.schedule(self.stage);
         let start = Instant::now();
         let mut tokens_done = 0;
-        for example in examples {
+        for drawer in drawers.iter().cycle() {
+            // A thread that has no more batches has ended: so have the steps.
+            let Ok(example) = drawer.recv() else { break };
             let example = example?;
             let rate = schedule.rate(progress.step);
             let step_start = Instant::now();

@@ -18,8 +18,6 @@
 
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use super::{Babilong, Form, Gaps, Length, Prompt};
 use crate::error::{Error, Result};
 use crate::model::Targets;
@@ -183,18 +181,15 @@ impl BabilongLessons {
         self.babilong[0].end_token()
     }
 
-    /// Each text has a generator of its own, so that they are made on all threads and are the same as one after the other.
     fn texts(&self, texts: usize, segments: usize, questions: usize, random: &mut Random) -> Result<Example> {
         let alone = !self.aligned && random.uniform() < self.alone;
-        let seeds: Vec<u64> = (0..texts).map(|_| random.bits()).collect();
-        let made = seeds.into_par_iter().map(|seed| {
-            let mut random = Random::new(seed);
-            match self.aligned {
-                true => self.aligned_text(segments, questions, &mut random),
-                false => self.hidden_text(if alone { None } else { Some(segments) }, questions, &mut random),
-            }
-        });
-        let mut made = made.collect::<Result<Vec<Text>>>()?;
+        let mut made = Vec::with_capacity(texts);
+        for _ in 0..texts {
+            made.push(match self.aligned {
+                true => self.aligned_text(segments, questions, random)?,
+                false => self.hidden_text(if alone { None } else { Some(segments) }, questions, random)?,
+            });
+        }
         let length = made.iter().map(|text| text.ids.len()).max().unwrap_or_default();
         made.iter_mut().for_each(|text| text.fill(length.max(1), self.end_token()));
         let (ids, next) = (made.iter().flat_map(|t| t.ids.clone()).collect(), made.iter().flat_map(|t| t.next.clone()).collect());
