@@ -3,6 +3,7 @@
 pub mod babilong;
 pub mod capacity;
 pub mod heat;
+pub mod interval;
 pub mod plot;
 pub mod results;
 pub mod retrieval;
