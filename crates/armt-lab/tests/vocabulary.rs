@@ -29,13 +29,13 @@ fn gpt2() -> Tokenizer {
 }
 
 fn tasks() -> Vec<Task> {
-    (1..=20).map(|n| Task::new(n).unwrap()).collect()
+    (1..=5).map(|n| Task::new(n).unwrap()).collect()
 }
 
 /// Of the test books, once: they take a second to count.
 static SMALL: LazyLock<Vocabulary> = LazyLock::new(|| {
     let books = Books::open(&data(Data::TestBooks), Arc::new(gpt2())).unwrap();
-    vocabulary(&books, &data(Data::Babi), &tasks(), SIZE, HASHED).unwrap()
+    vocabulary(&books, &tasks(), SIZE, HASHED).unwrap()
 });
 
 fn small() -> Tokenizer {
@@ -46,9 +46,12 @@ fn small() -> Tokenizer {
 fn stories_come_back_as_they_were_and_other_words_as_replacements() {
     let (small, large) = (small(), gpt2());
     assert_eq!((small.vocabulary(), SMALL.kept().len()), (SIZE, SIZE - HASHED));
-    for text in
-        ["Mary went back to the garden.", " Sandra got the football there.", "Where was the apple before the hallway?", "n,w"]
-    {
+    for text in [
+        "Mary went back to the garden.",
+        " Sandra got the football there.",
+        "Where was the apple before the hallway?",
+        "Jeff handed the milk to Bill.",
+    ] {
         let tokens = small.encode(text).unwrap();
         assert_eq!(small.decode(&tokens).unwrap(), text);
         assert_eq!(tokens.len(), large.encode(text).unwrap().len(), "one for one");
