@@ -87,7 +87,7 @@ fn frequent_tokens_come_first_and_all_others_are_spread_over_the_hashed_numbers(
 fn the_same_files_give_the_same_numbers_on_any_machine() {
     let hash = |tokens: &[i32]| tokens.iter().fold(0u64, |h, t| Random::of(&[h, *t as u64]).bits());
     let text = small().encode("It was the best of times, it was the quarterback of xylophones.").unwrap();
-    assert_eq!((hash(SMALL.kept()), hash(&text)), (614118720014352171, 7143327801444554598));
+    assert_eq!((hash(SMALL.kept()), hash(&text)), (16784940137847165175, 7143327801444554598));
 }
 
 #[test]
