@@ -5,11 +5,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use armt::engine::{DType, Device};
-use armt::generate::Options;
-use armt::memory::Content;
-use armt::reader::{Reader, answer};
-use armt::text::Tokenizer;
-use armt::{MemoryState, Model};
+use armt::reader::Reader;
+use armt::{Session, State};
 use armt_lab::Result;
 
 const QUESTION: &str = "Where is Mary?";
@@ -19,14 +16,12 @@ const FACTS: [(usize, &str); 3] =
 const SEGMENTS: usize = 24;
 
 fn main() -> Result<()> {
-    let folder = Path::new("models/babilong-qa1");
-    let model = Model::load(folder, DType::F32, &Device::cpu())?;
-    let tokenizer = Tokenizer::load(folder)?;
-    let size = model.config().segment_size;
+    let mut session = Session::open_on("models/babilong-qa1", DType::F32, &Device::cpu())?;
+    let (tokenizer, size) = (session.tokenizer().clone(), session.model().config().segment_size);
     let book = armt::files::read_text(Path::new("data/books/test/Edwin_A_Abbott__Flatland__1884.txt"))?;
     let mut background = tokenizer.encode(&book)?.into_iter().cycle();
 
-    let mut reader = Reader::new(&model, MemoryState::empty(&model, 1)?)?;
+    let mut reader = Reader::new(session.model(), session.state().clone())?;
     println!("segment   norm of A   change   {QUESTION}");
     let mut before: Vec<f32> = Vec::new();
     for segment in 0..SEGMENTS {
@@ -36,30 +31,22 @@ fn main() -> Result<()> {
         let middle = tokens.len() / 2;
         tokens.splice(middle..middle, fact);
         reader.read(&mut tokens.into_iter().map(Ok), &mut |_| ControlFlow::Continue(()))?;
+        session.set_state(reader.state().clone())?;
 
-        let after = matrix(reader.state())?;
-        let change = if before.is_empty() { norm(&after) } else { norm(&difference(&after, &before)) };
-        let question = format!("{QUESTION}{}", model.config().after_question.as_deref().unwrap_or_default());
-        let said =
-            answer(&model, &tokenizer, reader.state(), &question, &Options::default(), &[], &mut |_| ControlFlow::Continue(()))?;
-        println!("{segment:7} {:11.1} {change:8.1}   {said:10}{told}", norm(&after));
+        let after = matrices(session.state())?;
+        let change = norm(after.iter().enumerate().map(|(i, a)| a - before.get(i).unwrap_or(&0.0)));
+        let said = session.ask(QUESTION)?;
+        println!("{segment:7} {:11.1} {change:8.1}   {said:10}{told}", norm(after.iter().copied()));
         before = after;
     }
     Ok(())
 }
 
-/// All layers' matrices A; none of a memory of another kind.
-fn matrix(state: &MemoryState) -> Result<Vec<f32>> {
-    match &state.content {
-        Content::Associative { a, .. } => Ok(a.to_vec::<f32>()?),
-        _ => Ok(Vec::new()),
-    }
+/// The matrices A of all layers; none of a memory of another kind.
+fn matrices(state: &State) -> Result<Vec<f32>> {
+    Ok(state.get("A").map_or_else(|| Ok(Vec::new()), |a| a.to_vec::<f32>())?)
 }
 
-fn difference(a: &[f32], b: &[f32]) -> Vec<f32> {
-    a.iter().zip(b).map(|(a, b)| a - b).collect()
-}
-
-fn norm(values: &[f32]) -> f64 {
-    values.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt()
+fn norm(values: impl Iterator<Item = f32>) -> f64 {
+    values.map(|x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt()
 }
