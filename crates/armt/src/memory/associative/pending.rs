@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use armt_engine::Tensor;
-use armt_engine::ops::{self, AssocWrite};
+use armt_engine::ops::{self, AssocWrite, WriteRule};
 
 use crate::error::Result;
 
@@ -32,7 +32,8 @@ impl Pending {
 
     pub(super) fn operands<'a>(&'a self, memory: &'a [Tensor]) -> AssocWrite<'a> {
         let Pending { k, v, beta, first, correction, nu, .. } = self;
-        AssocWrite { k, v, beta, a: &memory[0], z: &memory[1], first: first.as_ref(), correction: *correction, nu: *nu }
+        let (first, correction, nu, rule) = (first.as_ref(), *correction, *nu, WriteRule::Paper);
+        AssocWrite { k, v, beta, a: &memory[0], z: &memory[1], first, correction, nu, rule }
     }
 
     /// The write of layers `rows` of the memory alone, which must be among its own.
