@@ -68,6 +68,16 @@ impl Model {
         })
     }
 
+    /// The model as it would be loaded to be used: nothing is kept but the values in the type of the computation.
+    pub fn for_use(&self) -> Result<Self> {
+        let mut used = Self::build((*self.config).clone(), Purpose::Use, self.dtype(), self.device())?;
+        for (to, from) in used.params().into_iter().zip(self.params()) {
+            to.set(from.value())?;
+        }
+        used.fingerprint = Some(self.fingerprint()?.into());
+        Ok(used)
+    }
+
     /// A backbone of the shape that a Hugging Face folder's `config.json` describes, its weights random, with a fresh memory: to try what is
     /// meant for weights that are not at hand.
     pub fn convert_random(folder: &Path, memory: MemoryConfig, segment_size: usize, seed: u64, device: &Device) -> Result<Self> {

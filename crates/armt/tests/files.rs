@@ -299,3 +299,19 @@ fn configurations_that_cannot_be_are_refused_by_key() {
     let error = armt::Config::load(dir.path()).err().unwrap().to_string();
     assert!(error.contains("segmentsize") && error.contains("config.json"), "{error}");
 }
+
+#[test]
+fn a_model_in_use_has_its_weights_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let trained = armt("llama", 6);
+    trained.save(dir.path(), DType::F32).unwrap();
+    let text = tokens(2, 9, 3);
+    let logits = |model: &Model| model.forward(&text, &model.empty(2).unwrap(), ScheduleKind::Auto).unwrap().0;
+    for used in [trained.for_use().unwrap(), Model::load(dir.path(), DType::F32, &cpu()).unwrap()] {
+        assert!(used.params().iter().all(|p| !p.is_trainable() && p.grad().is_err()));
+        assert_eq!((logits(&used), used.fingerprint().unwrap()), (logits(&trained), trained.fingerprint().unwrap()));
+        assert!(used.set_weights(&Tensors::open(dir.path()).unwrap()).is_err(), "its fingerprint would no longer be its own");
+    }
+    let again = Model::load_trainable(dir.path(), DType::F32, &cpu()).unwrap();
+    assert!(again.params().iter().all(|p| p.is_trainable()));
+}

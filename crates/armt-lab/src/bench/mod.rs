@@ -288,7 +288,8 @@ fn model(workload: &Workload, dtype: DType, device: &Device) -> Result<Model> {
         let importance = vec![IMPORTANCE; bias.value().elements()];
         bias.set(&Tensor::from_slice(&importance, bias.value().shape(), device)?)?;
     }
-    Ok(model)
+    // What only reads has its weights and nothing else, as a model that is loaded.
+    Ok(if workload.work == Work::Read { model.for_use()? } else { model })
 }
 
 /// Reads the first `tokens` tokens of all texts, side by side, from an empty memory.
