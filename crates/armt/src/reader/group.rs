@@ -12,7 +12,7 @@ use crate::model::Model;
 use crate::recurrence::Inputs;
 use crate::schedule::{Backprop, Pass, Schedule};
 use crate::segment::Segment;
-use crate::state::{Count, State};
+use crate::state::State;
 
 /// Runs groups of one model.
 pub(super) struct Groups {
@@ -69,9 +69,9 @@ impl Groups {
         };
         recorded.graph.replay()?;
         let after = recorded.after.copied()?;
-        let read = Count { tokens: recorded.inputs.tokens(), segments: segments.len() as u64 };
+        let counts = state.counts_after(recorded.inputs.tokens(), segments.len() as u64);
         self.shapes.insert(shape, Some(recorded));
-        Ok(after.with_counts(state.counts_after(read)))
+        Ok(after.with_counts(counts))
     }
 
     fn pass(&self, inputs: &Inputs, state: &State) -> Result<State> {

@@ -10,7 +10,7 @@ use super::{Pass, Schedule, Sink};
 use crate::backbone::Padding;
 use crate::error::{Error, Result};
 use crate::recurrence::{Embedded, Recurrent, StepContext};
-use crate::state::{Count, State};
+use crate::state::State;
 
 /// Diagonal by diagonal.
 pub struct Diagonal;
@@ -57,6 +57,6 @@ impl Schedule for Diagonal {
                 memory = recurrence.cut(memory, &(l..l + 1))?;
             }
         }
-        recurrence.end(tape, memory, state.counts_after(Count { tokens: inputs.tokens(), segments: count as u64 }))
+        recurrence.end(tape, memory, state.counts_after(inputs.tokens(), count as u64))
     }
 }

@@ -5,7 +5,7 @@ use armt_engine::{Tensor, ops};
 use super::{Pass, Schedule, Sink};
 use crate::error::Result;
 use crate::recurrence::{Embedded, Recurrent, StepContext};
-use crate::state::{Count, LayerState, State};
+use crate::state::{LayerState, State};
 
 /// Segment by segment, layer by layer.
 pub struct Sequential;
@@ -50,7 +50,7 @@ impl Schedule for Sequential {
                 each(s, &h)?;
             }
         }
-        let counts = state.counts_after(Count { tokens: inputs.tokens(), segments: inputs.places().len() as u64 });
+        let counts = state.counts_after(inputs.tokens(), inputs.places().len() as u64);
         if carries {
             return recurrence.layout().state(carried, counts);
         }

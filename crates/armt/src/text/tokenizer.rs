@@ -204,6 +204,22 @@ impl Tokenizer {
         self.vocabulary.as_ref().map_or(Ok(()), |v| v.save(folder))
     }
 
+    /// BLAKE3 of what decides which numbers a text becomes: pieces, merges, added tokens and how text is prepared for them, and the small
+    /// vocabulary if there is one. How it is written in files does not count, nor what it says of other things.
+    pub fn fingerprint(&self) -> Result<String> {
+        let value = serde_json::to_value(&self.inner).map_err(|e| Error::Tokenizer(format!("tokenizer: {e}")))?;
+        let mut hasher = blake3::Hasher::new();
+        for key in ["added_tokens", "normalizer", "pre_tokenizer", "model"] {
+            add_value(&mut hasher, key, &value[key]);
+        }
+        if let Some(small) = &self.vocabulary {
+            add_value(&mut hasher, "tokens", &small.tokens().into());
+            add_value(&mut hasher, "hashed", &(small.size() - small.kept().len()).into());
+            add_value(&mut hasher, "kept", &small.kept().into());
+        }
+        Ok(hasher.finalize().to_string())
+    }
+
     /// One more than the largest token.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary.as_ref().map_or_else(|| self.all(), Vocabulary::size)
@@ -265,6 +281,36 @@ impl Tokenizer {
             Some(small) => small.token(token),
             None => u32::try_from(token).map(Some).map_err(|_| Error::Tokenizer(format!("expected tokens from 0 up, got {token}"))),
         }
+    }
+}
+
+/// Adds a key and its value to a hash, keys in their order. What is null or false is left out: a later version that writes more such
+/// settings is to give the same.
+fn add_value(hasher: &mut blake3::Hasher, key: &str, value: &Value) {
+    let mut text = |kind: u8, text: &str| {
+        hasher.update(&[kind]);
+        hasher.update(&(text.len() as u64).to_le_bytes());
+        hasher.update(text.as_bytes());
+    };
+    if matches!(value, Value::Null | Value::Bool(false)) {
+        return;
+    }
+    text(b'k', key);
+    match value {
+        Value::Array(list) => {
+            text(b'a', "");
+            list.iter().for_each(|item| add_value(hasher, "", item));
+            hasher.update(b".");
+        }
+        Value::Object(map) => {
+            text(b'o', "");
+            let mut keys: Vec<&String> = map.keys().collect();
+            keys.sort_unstable();
+            keys.into_iter().for_each(|key| add_value(hasher, key, &map[key]));
+            hasher.update(b".");
+        }
+        Value::String(string) => text(b's', string),
+        number => text(b'n', &number.to_string()),
     }
 }
 
