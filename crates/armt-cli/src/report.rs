@@ -1,4 +1,4 @@
-//! `armt report`: curves of `armt eval` as plots, and as tables of a README; figures of `armt bench` as plots.
+//! `armt report`: curves of `armt eval` as plots, and as tables of documents; figures of `armt bench` as plots.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ use crate::eval::expect_place;
 
 const EXAMPLE: &str = "\
 Examples:
-  armt report results --readme README.md
+  armt report results --readme README.md,docs/retrieval.md,docs/babilong.md
   armt report armt.json rmt.json prmt.json --out exact-match.svg
   armt report a0.json a1.json a2.json r0.json --names ARMT,ARMT,ARMT,RMT --metric stored --out capacity.svg
   armt report babilong.json --out heat.svg
@@ -24,7 +24,7 @@ Examples:
   armt report tokens.json --metric memory --out memory.svg
 
 A folder of results has reports as remember/MODEL.json, rewrite/MODEL.json, babilong/MODEL.json or, of several seeds, MODEL.seed1.json
-and so on. Each experiment's plots are drawn again beside them, and its table goes into the README between the lines
+and so on. Each experiment's plots are drawn again beside them, and its table goes into the documents that have the lines
 <!-- results: rewrite --> and <!-- end -->.
 Reports of one name become one line: their mean, with the least and the most shaded.
 Of one BABILong model a heat map of tasks by lengths is drawn, of several their means over the length.
@@ -36,9 +36,9 @@ pub struct ReportArgs {
     /// A folder of results, or reports as `armt eval --out` and `armt bench --json` write them.
     #[arg(required = true, value_name = "FOLDER|FILE")]
     files: Vec<PathBuf>,
-    /// File to write the tables of a folder's experiments into.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["out", "metric", "names", "x", "chart"])]
-    readme: Option<PathBuf>,
+    /// Documents to write the tables of a folder's experiments into.
+    #[arg(long, value_name = "FILE,..", value_delimiter = ',', conflicts_with_all = ["out", "metric", "names", "x", "chart"])]
+    readme: Vec<PathBuf>,
     /// SVG file to write.
     #[arg(long, value_name = "PLOT")]
     out: Option<PathBuf>,
@@ -84,11 +84,11 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
                     "--metric, --names, --x and --chart: expected files with them, got a folder of results, where each experiment has its own"
                 );
             }
-            for file in regenerate(folder, args.readme.as_deref())? {
+            for file in regenerate(folder, &args.readme)? {
                 crate::say(format_args!("{}", file.display()))?;
             }
         }
-        (_, _) if args.readme.is_some() => bail!("--readme: expected one folder of results before it"),
+        (_, _) if !args.readme.is_empty() => bail!("--readme: expected one folder of results before it"),
         (_, None) => bail!("--out: expected the name of a plot to write, or one folder of results instead of files"),
         (files, Some(out)) => {
             expect_place(out)?;

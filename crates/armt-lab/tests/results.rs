@@ -1,11 +1,11 @@
-//! Results side by side: seeds become means with their spread, tables go between a README's markers, and what does not fit is named.
+//! Results side by side: seeds become means with their spread, tables go between a document's markers, and what does not fit is named.
 
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 
 use armt_lab::eval::plot::Mark;
-use armt_lab::eval::results::{Comparison, Measure, regenerate};
+use armt_lab::eval::results::{Comparison, Experiment, Measure, fill, regenerate};
 use armt_lab::eval::retrieval::{Point, Report};
 use armt_lab::tasks::retrieval::Setting;
 
@@ -56,7 +56,7 @@ fn results() -> tempfile::TempDir {
 }
 
 fn run(place: &Path) -> armt_lab::Result<Vec<String>> {
-    let files = regenerate(&place.join("results"), Some(&place.join("README.md")))?;
+    let files = regenerate(&place.join("results"), &[place.join("README.md")])?;
     Ok(files.iter().map(|f| f.strip_prefix(place).unwrap().display().to_string()).collect())
 }
 
@@ -141,5 +141,32 @@ fn what_does_not_fit_is_named_and_nothing_is_written() {
     let empty = |p: &Path| report(Setting::Rewrite, &[]).save(&p.join("results/rewrite/odd.json")).unwrap();
     refused(&empty, &["odd.json", "at least one point"]);
     let place = tempfile::tempdir().unwrap();
-    assert!(regenerate(place.path(), None).unwrap_err().to_string().contains("in remember/, rewrite/ or babilong/, found none"));
+    assert!(regenerate(place.path(), &[]).unwrap_err().to_string().contains("in remember/, rewrite/ or babilong/, found none"));
+}
+
+#[test]
+fn each_document_has_the_tables_whose_markers_it_has() {
+    let place = results();
+    let [one, other] = ["README.md", "other.md"].map(|name| place.path().join(name));
+    std::fs::write(&one, "<!-- results: remember -->\n<!-- end -->\n").unwrap();
+    std::fs::write(&other, "# B\n<!-- results: rewrite -->\n<!-- end -->\n").unwrap();
+    let files = regenerate(&place.path().join("results"), &[one.clone(), other.clone()]).unwrap();
+    assert_eq!(files.len(), 4);
+    let read = |path| std::fs::read_to_string(path).unwrap();
+    assert!(read(&one).contains("stored pairs at pairs") && !read(&one).contains("exact match"));
+    assert!(read(&other).contains("exact match at pairs") && !read(&other).contains("stored"));
+}
+
+#[test]
+fn the_projects_tables_are_those_of_its_results() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let experiments = Experiment::all(&root.join("results")).unwrap();
+    let mut tables = 0;
+    for name in ["README.md", "docs/retrieval.md", "docs/babilong.md"] {
+        let text = std::fs::read_to_string(root.join(name)).unwrap();
+        tables += text.matches("<!-- results:").count();
+        let again = "armt report results --readme README.md,docs/retrieval.md,docs/babilong.md";
+        assert!(fill(&text, &experiments).unwrap() == text, "{name} has other tables than `{again}` writes");
+    }
+    assert!(tables >= experiments.len(), "{tables}");
 }

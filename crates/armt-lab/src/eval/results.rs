@@ -1,4 +1,4 @@
-//! Reports of several models side by side: as a plot, and as a table of the README.
+//! Reports of several models side by side: as a plot, and as a table of a document.
 //!
 //! ```text
 //! results/<experiment>/<model>.json            what `armt eval --out` wrote; experiments are remember, rewrite and babilong
@@ -6,12 +6,12 @@
 //! results/babilong/<model>.qa<n>.json          the same model trained for another task
 //! ```
 //!
-//! Seeds of a model become one line: their mean, with the least and the most. A table goes between two lines of the README,
+//! Seeds of a model become one line: their mean, with the least and the most. A table goes between two lines of a document,
 //! `<!-- results: rewrite -->` and `<!-- end -->`; whatever stood there before is replaced.
 
 use std::path::{Path, PathBuf};
 
-use armt::files::write_beside;
+use armt::files::{read_text, write_beside};
 
 use super::babilong;
 use super::babilong::compare::{Judged, curves, table};
@@ -20,7 +20,7 @@ use super::retrieval::{Point, Report};
 use crate::error::{Error, Result};
 use crate::tasks::retrieval::Setting;
 
-/// The line that ends a table in the README.
+/// The line that ends a table.
 const END: &str = "<!-- end -->";
 /// Stands in a table where nothing is known.
 const NOTHING: &str = "-";
@@ -192,7 +192,7 @@ impl Comparison {
 /// An experiment of a folder of results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experiment {
-    /// Its name, as the README's markers have it.
+    /// Its name, as its markers have it.
     pub name: &'static str,
     /// Its plots as SVG, and where they go.
     pub plots: Vec<(PathBuf, String)>,
@@ -201,6 +201,16 @@ pub struct Experiment {
 }
 
 impl Experiment {
+    /// The line before its table in a document.
+    fn marker(&self) -> String {
+        format!("<!-- results: {} -->", self.name)
+    }
+
+    /// That a line of its table is missing.
+    fn without(&self, line: &str) -> Error {
+        Error::input(format!("table of {}", self.name), format!("the line {line}"), "none")
+    }
+
     /// The experiments of a folder of results. Refuses a folder without any, and by its name a file that is no report or one of
     /// another task.
     pub fn all(results: &Path) -> Result<Vec<Self>> {
@@ -277,14 +287,20 @@ impl Experiment {
     }
 }
 
-/// Draws the plots of each experiment of a folder of results again, and writes their tables into the README where one is named. Gives the
-/// files that were written. Whatever [`Experiment::all`] or [`fill`] refuse is refused before anything is written.
-pub fn regenerate(results: &Path, readme: Option<&Path>) -> Result<Vec<PathBuf>> {
+/// Draws the plots of each experiment of a folder of results again, and writes their tables into the documents that have their markers. Gives
+/// the files that were written. Whatever [`Experiment::all`] or [`fill`] refuse is refused before anything is written, and so is an
+/// experiment that has its markers in none of the documents, where any are named.
+pub fn regenerate(results: &Path, documents: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let experiments = Experiment::all(results)?;
     let mut files: Vec<(PathBuf, String)> = experiments.iter().flat_map(|e| e.plots.clone()).collect();
-    if let Some(path) = readme {
-        let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
-        files.push((path.into(), fill(&text, &experiments).map_err(|e| Error::file(path, e))?));
+    let mut missing: Vec<&Experiment> = experiments.iter().collect();
+    for path in documents {
+        let text = read_text(path)?;
+        missing.retain(|experiment| !text.contains(&experiment.marker()));
+        files.push((path.clone(), fill(&text, &experiments).map_err(|e| Error::file(path, e))?));
+    }
+    if let (Some(experiment), Some(path)) = (missing.first(), documents.last()) {
+        return Err(Error::file(path, experiment.without(&experiment.marker())));
     }
     for (path, text) in &files {
         write_beside(path, text.as_bytes())?;
@@ -292,16 +308,16 @@ pub fn regenerate(results: &Path, readme: Option<&Path>) -> Result<Vec<PathBuf>>
     Ok(files.into_iter().map(|(path, _)| path).collect())
 }
 
-/// The README with each experiment's table between its markers. Refuses one that lacks an experiment's markers, by their name.
-pub fn fill(readme: &str, experiments: &[Experiment]) -> Result<String> {
-    let mut text = readme.to_string();
+/// A document with the tables of those experiments whose markers it has. Refuses a table that does not end, by its experiment's name.
+pub fn fill(document: &str, experiments: &[Experiment]) -> Result<String> {
+    let mut text = document.to_string();
     for experiment in experiments {
-        let begin = format!("<!-- results: {} -->", experiment.name);
-        let missing = |line: &str| Error::input(format!("table of {}", experiment.name), format!("the line {line}"), "none");
-        let from = text.find(&begin).ok_or_else(|| missing(&begin))? + begin.len();
-        let to = from + text[from..].find(END).ok_or_else(|| missing(END))?;
+        let begin = experiment.marker();
+        let Some(at) = text.find(&begin) else { continue };
+        let from = at + begin.len();
+        let to = from + text[from..].find(END).ok_or_else(|| experiment.without(END))?;
         if text[from..to].contains("<!-- results:") {
-            return Err(missing(END));
+            return Err(experiment.without(END));
         }
         text.replace_range(from..to, &format!("\n\n{}\n", experiment.table));
     }

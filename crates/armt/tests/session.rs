@@ -1,0 +1,118 @@
+//! The front door, on the model that comes with the project.
+
+#![allow(clippy::unwrap_used)]
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+
+use armt::engine::{DType, Device};
+use armt::generate::Options;
+use armt::reader::{Reader, Tokens};
+use armt::{Error, Session, State};
+
+const FACTS: &str = "It was late. Mary went to the kitchen. The rain fell on the roof of the old house. John moved to the garden. ";
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/babilong-qa1")
+}
+
+fn session() -> Session {
+    Session::open_on(folder(), DType::F32, &Device::cpu()).unwrap()
+}
+
+fn bits(state: &State) -> Vec<u32> {
+    state.tensors().flat_map(|(_, t)| t.to_f32_vec().unwrap()).map(f32::to_bits).collect()
+}
+
+#[test]
+fn a_file_a_reader_and_pieces_of_text_leave_the_same_state() {
+    let place = tempfile::tempdir().unwrap();
+    let (path, text) = (place.path().join("book.txt"), FACTS.repeat(30));
+    std::fs::write(&path, &text).unwrap();
+    let mut sessions = [session(), session(), session()];
+    sessions[0].read(&path).unwrap();
+    sessions[1].read_from("the book", std::io::Cursor::new(text.clone())).unwrap();
+    let pieces: Vec<String> = text.chars().collect::<Vec<_>>().chunks(7).map(|c| c.iter().collect()).collect();
+    sessions[2].read_text(pieces).unwrap();
+    let [a, b, c] = sessions.map(|s| (bits(s.state()), s.state().tokens_read()));
+    assert!(a == b && b == c && a.1 > 600);
+}
+
+#[test]
+fn a_question_is_asked_as_the_model_was_taught_and_changes_nothing() {
+    let mut session = session();
+    assert!(matches!(session.ask(""), Err(Error::Input { .. })));
+    session.read_text([FACTS]).unwrap();
+    let before = bits(session.state());
+    assert_eq!(session.ask("Where is Mary?").unwrap(), "kitchen");
+    assert_eq!(session.ask("Where is John?").unwrap(), "garden");
+    assert_eq!(bits(session.state()), before);
+    let said = session.generate("Where is Mary?GEN", &Options { max_new_tokens: 2, ..Options::default() }).unwrap();
+    assert_eq!(session.tokenizer().decode(&said.tokens[0]).unwrap().trim(), "kitchen");
+    let mut heard = String::new();
+    let each = &mut |piece: &str| {
+        heard.push_str(piece);
+        ControlFlow::Continue(())
+    };
+    assert_eq!(session.ask_with("Where is John?", &Options::default(), &[], each).unwrap(), heard);
+}
+
+#[test]
+fn a_fork_goes_its_own_way() {
+    let mut session = session();
+    session.read_text([FACTS]).unwrap();
+    let mut fork = session.fork();
+    fork.read_text(["Mary journeyed to the office. The rain fell. "]).unwrap();
+    assert_eq!(session.ask("Where is Mary?").unwrap(), "kitchen");
+    assert_eq!(fork.ask("Where is Mary?").unwrap(), "office");
+}
+
+#[test]
+fn a_kept_state_is_asked_later_and_refused_elsewhere() {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("kept");
+    let mut first = session();
+    first.read_text([FACTS]).unwrap();
+    first.save(&file).unwrap();
+    let mut later = session();
+    later.load(&file).unwrap();
+    assert_eq!((bits(later.state()), later.ask("Where is Mary?").unwrap()), (bits(first.state()), "kitchen".into()));
+    let broken = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &broken[..broken.len() - 3]).unwrap();
+    let before = bits(later.state());
+    assert!(later.load(&file).is_err());
+    assert_eq!(bits(later.state()), before, "a refused file changes nothing");
+    let two = Session::stack(&[first, later.fork()]).unwrap();
+    assert!(matches!(later.set_state(two), Err(Error::Texts { state: 2, texts: 1 })));
+}
+
+#[test]
+fn stacked_sessions_are_read_side_by_side_and_split_again() {
+    let mut sessions = [session(), session()];
+    sessions[0].read_text([FACTS]).unwrap();
+    sessions[1].read_text([FACTS.replace("kitchen", "bedroom")]).unwrap();
+    let stacked = Session::stack(&sessions).unwrap();
+    assert_eq!(stacked.texts(), 2);
+    let ids = sessions[0].tokenizer().encode("The rain fell on the roof. ").unwrap();
+    let mut reader = Reader::new(sessions[0].model(), stacked).unwrap();
+    let mut texts = [ids.clone(), ids].map(|ids| ids.into_iter().map(Ok));
+    let mut texts: Vec<Tokens<'_>> = texts.iter_mut().map(|t| t as Tokens<'_>).collect();
+    reader.read_all(&mut texts, &mut |_| ControlFlow::Continue(())).unwrap();
+    for (session, state) in sessions.iter_mut().zip(reader.state().split().unwrap()) {
+        session.set_state(state).unwrap();
+    }
+    assert_eq!(sessions.each_ref().map(|s| s.ask("Where is Mary?").unwrap()), ["kitchen", "bedroom"]);
+    assert!(Session::stack(&[]).is_err());
+}
+
+#[test]
+fn threads_share_a_model() {
+    let mut session = session();
+    session.read_text([FACTS]).unwrap();
+    let session = Arc::new(session);
+    let ask = |session: Arc<Session>| thread::spawn(move || session.ask("Where is John?").unwrap());
+    let asked: Vec<_> = (0..4).map(|_| ask(session.clone())).collect();
+    assert!(asked.into_iter().all(|thread| thread.join().unwrap() == "garden"));
+}
