@@ -160,7 +160,8 @@ pub fn from_bytes(bytes: &[u8], layout: &StateLayout, owner: &Owner, device: &De
     opened.expect_owner(layout, owner)?;
     let counts = opened.counts(layout)?;
     let tensors = match layout.begins {
-        Begins::Absent if opened.tensors.is_empty() => Vec::new(),
+        // Only what has read nothing keeps nothing.
+        Begins::Absent if opened.tensors.is_empty() && counts.iter().all(|c| c.segments == 0) => Vec::new(),
         _ => layout.parts.iter().map(|part| opened.tensor(part, counts.len(), device)).collect::<Result<_>>()?,
     };
     if let Some((name, _)) = opened.tensors.iter().find(|(name, _)| layout.parts.iter().all(|part| part.name != name)) {
