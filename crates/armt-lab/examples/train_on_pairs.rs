@@ -1,5 +1,5 @@
 //! Trains a small ARMT to remember pairs and asks it about more of them than it was trained on, in a few lines:
-//! `cargo run --release -p armt-lab --example train_on_pairs`. Half a minute on two cores.
+//! `cargo run --release -p armt-lab --example train_on_pairs`. Less than half a minute on two cores.
 
 use std::ops::ControlFlow;
 

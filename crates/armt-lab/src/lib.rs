@@ -1,5 +1,5 @@
 //! What one does with the models of [`armt`] to learn something about them: [`tasks`] are what they are trained and judged on, [`eval`]
-//! judges, reports and plots, [`train`] runs recipes, and [`bench`] times workloads.
+//! judges, reports and plots, [`train`] runs recipes, and [`mod@bench`] times workloads.
 //!
 //! Dependencies go up this list only: tasks, eval, train, bench.
 

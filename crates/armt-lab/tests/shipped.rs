@@ -15,6 +15,7 @@ use armt_lab::tasks::babi::Task;
 use armt_lab::tasks::babi::file::Split;
 use armt_lab::tasks::babilong::{Babilong, Books, Facts, Length, Stories};
 use armt_lab::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
+use armt_lab::train::recipe::Recipe;
 
 /// A path in the repository.
 fn at(path: &str) -> PathBuf {
@@ -80,4 +81,34 @@ fn the_shipped_babilong_model_is_asked_about_running_text() {
         let said = session.ask(&format!("Where is {who}?")).unwrap();
         assert_eq!(said, place, "{who} after {} tokens", session.state().tokens_read());
     }
+}
+
+/// Every file below a folder with this name, or this ending.
+fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path, ending));
+        } else if path.to_string_lossy().ends_with(ending) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// They were written by earlier versions, some with names of keys that have changed since.
+#[test]
+fn models_and_recipes_that_were_shipped_once_are_still_read() {
+    let configs: Vec<PathBuf> = [at("models"), at("results")].iter().flat_map(|f| files(f, "config.json")).collect();
+    for config in &configs {
+        let folder = config.parent().unwrap();
+        let model = Model::load(folder, DType::F32, &Device::cpu()).unwrap_or_else(|e| panic!("{e}"));
+        assert!(model.empty(1).is_ok(), "{}", folder.display());
+    }
+    let recipes = files(&at("results"), ".toml");
+    for recipe in &recipes {
+        Recipe::load(recipe, &[]).unwrap_or_else(|e| panic!("{e}"));
+    }
+    assert!(configs.len() >= 10 && recipes.len() >= 3, "{} models, {} recipes", configs.len(), recipes.len());
 }

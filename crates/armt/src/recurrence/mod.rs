@@ -1,7 +1,7 @@
 //! A model over segments with a state: [`Recurrent`]. Schedules, readers, trainers, generators, files and evaluation see only this.
 //!
 //! Layer l at segment s takes the outputs of layer l - 1 at s, and what layer l kept of segment s - 1. A recurrence is built from a
-//! configuration by the `model_type` of its backbone; a new one is a file here and a line of [`builder`]; [`register`] adds recurrences
+//! configuration by the `model_type` of its backbone; a new one is a file here and a line of `builder`; [`register`] adds recurrences
 //! from outside.
 
 mod inputs;
