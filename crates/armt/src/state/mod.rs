@@ -8,6 +8,7 @@ pub mod file;
 mod layers;
 mod text_hash;
 
+use armt_engine::machine::expect_room;
 use armt_engine::{DType, Device, Tensor, ops};
 pub use layers::LayerState;
 pub use text_hash::TextHash;
@@ -147,6 +148,7 @@ impl StateLayout {
 
     /// The state before anything was read.
     pub fn empty(&self, texts: usize, device: &Device) -> Result<State> {
+        expect_room("texts side by side", &[texts, size_of::<Count>()])?;
         let zeros = |part: &PartLayout| {
             let PartType::Exactly(dtype) = part.dtype else {
                 return Err(Error::Unsupported(format!("{} cannot begin as zeros of a type that is not known", part.name)));
@@ -200,7 +202,7 @@ impl StateLayout {
     pub fn bytes(&self, computed: DType) -> usize {
         let bytes = |part: &PartLayout| {
             let dtype = if let PartType::Exactly(dtype) = part.dtype { dtype } else { computed };
-            part.sizes(1).iter().product::<usize>() * dtype.size()
+            part.sizes(1).iter().fold(dtype.size(), |bytes, size| bytes.saturating_mul(*size))
         };
         self.parts.iter().map(bytes).sum()
     }
