@@ -242,7 +242,7 @@ impl Model {
         let mut logits = vec![0f32; batch.texts * tokens * vocab];
         let tape = Tape::off();
         let inputs = self.inputs(&segments, batch.texts)?;
-        let pass = Pass { tape: &tape, inputs: &inputs, backprop: Backprop::default() };
+        let pass = Pass::forward(&tape, &inputs);
         let state = schedule.schedule(self.recurrence())?.run(self.recurrence(), pass, state, &mut |s, h| {
             let Segment { range, pad, .. } = &segments[s];
             let text = ops::narrow(h, 1, before + pad, range.len())?;
@@ -258,7 +258,7 @@ impl Model {
     /// The state after whole segments.
     pub fn absorb(&self, segments: &[Segment], state: &State) -> Result<State> {
         let (tape, inputs) = (Tape::off(), self.inputs(segments, state.texts())?.wanting(|_| false));
-        let pass = Pass { tape: &tape, inputs: &inputs, backprop: Backprop::default() };
+        let pass = Pass::forward(&tape, &inputs);
         ScheduleKind::Auto.schedule(self.recurrence())?.run(self.recurrence(), pass, state, &mut |_, _| Ok(()))
     }
 
@@ -288,7 +288,7 @@ impl Model {
         backprop: Backprop,
     ) -> Result<(Tensor, State)> {
         let mut rows: Vec<Tensor> = Vec::new();
-        let pass = Pass { tape, inputs: &example.inputs, backprop };
+        let pass = Pass { backprop, ..Pass::forward(tape, &example.inputs) };
         let state = schedule.schedule(self.recurrence())?.run(self.recurrence(), pass, state, &mut |s, h| {
             if let Some(asked) = &example.asked[s] {
                 let flat = ops::reshape(h, [h.dims()[0] * h.dims()[1], h.dims()[2]])?;

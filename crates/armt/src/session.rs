@@ -114,9 +114,16 @@ impl Session {
 
     /// A reading of texts, one after the other, that goes on from this session's state, for those who want to watch it or to stop it by
     /// setting `stop`. The session itself stays as it is.
+    /// A model that keeps nothing between segments cannot read and is refused.
     pub fn reading(&self, sources: Vec<Source>, stop: Arc<AtomicBool>) -> Result<Reading> {
+        if self.model.recurrence().layout().parts.is_empty() {
+            let what = "the model has no memory: it keeps nothing of what it reads (`armt convert` gives a model a memory)";
+            return Err(Error::Unsupported(what.into()));
+        }
         let stream = TokenStream::new(self.tokenizer.clone(), sources)?;
-        Ok(Reading { reader: Reader::new(&self.model, self.state.clone())?, tokens: TokenPrefetch::start(stream, stop)? })
+        let mut reader = Reader::new(&self.model, self.state.clone())?;
+        reader.stop_on(stop.clone());
+        Ok(Reading { reader, tokens: TokenPrefetch::start(stream, stop)? })
     }
 
     /// The most probable answer to a question: what the model goes on with after it, and after what it was trained to answer behind

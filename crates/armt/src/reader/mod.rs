@@ -9,6 +9,8 @@
 mod group;
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use group::Groups;
 
@@ -85,6 +87,12 @@ impl Reader {
         if self.model.device().is_cuda() { 256 } else { 32 }
     }
 
+    /// From now on a reading ends as soon as this is set, within a group too: the memory is then that before the group, whose tokens are left
+    /// out.
+    pub fn stop_on(&mut self, stop: Arc<AtomicBool>) {
+        self.groups.stop = Some(stop);
+    }
+
     /// The memory of everything read so far.
     pub fn state(&self) -> &State {
         &self.state
@@ -147,7 +155,7 @@ impl Reader {
         let size = self.model.config().segment_size;
         loop {
             let begun = self.under_way.as_ref().map_or(self.state.segments_read(), |u| u.state.segments_read());
-            let ended = match self.gather(texts, (self.group() - begun % self.group()) as usize * size) {
+            let ended = match self.gather(texts, ((self.group() - begun % self.group()) as usize).saturating_mul(size)) {
                 Err(Error::Interrupted) => return Ok(End::Stopped),
                 other => other?,
             };
@@ -157,7 +165,10 @@ impl Reader {
                 if stop.is_break() {
                     return Ok(End::Stopped);
                 }
-                self.start_group(size)?;
+                match self.start_group(size) {
+                    Err(Error::Interrupted) => return Ok(End::Stopped),
+                    other => other?,
+                }
             } else if self.state.tokens_read() == 0 {
                 return Err(Error::input("a text of at least one token", "none"));
             }

@@ -11,6 +11,7 @@
 
 use std::sync::Arc;
 
+use armt::engine::machine::expect_room;
 use armt::random::Random;
 use armt::recurrence::Targets;
 use armt::segment::Batch;
@@ -127,6 +128,10 @@ impl BabilongTraining {
         if let Some((name, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
             return Err(Error::config(name, "at least 1", 0));
         }
+        // Tokens and what is to be said after each.
+        expect_room("segments by texts", &[self.batch, self.segments, self.segment, 2 * size_of::<i32>()])?;
+        expect_room("facts", &[self.facts, SENTENCE, size_of::<i32>()])?;
+        expect_room("questions", &[self.questions, SENTENCE, size_of::<i32>()])?;
         let least = self.least_facts() + 1;
         if self.aligned && self.segments < least {
             let wanted = format!("at least {least} where facts and questions have segments of their own");
