@@ -368,6 +368,44 @@ fn a_model_file_that_does_not_fit_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn an_index_of_shards_names_files_beside_it_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("model");
+    std::fs::create_dir(&folder).unwrap();
+    let shard = safetensors::serialize([("a", TensorView::new(Dtype::F32, vec![1], &[0; 4]).unwrap())], None).unwrap();
+    let outside = dir.path().join("outside.safetensors");
+    for place in [&outside, &folder.join("own.safetensors")] {
+        std::fs::write(place, &shard).unwrap();
+    }
+    let open = |name: &str| {
+        let index = serde_json::json!({"weight_map": {"a": name}});
+        std::fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
+        Tensors::open(&folder).map(drop).map_err(|e| e.to_string())
+    };
+    assert_eq!(open("own.safetensors"), Ok(()));
+    for name in [outside.to_str().unwrap(), "../outside.safetensors", "/dev/zero", "a/../../outside.safetensors", "", "."] {
+        let error = open(name).unwrap_err();
+        assert!(error.contains("index.json"), "{name}: {error}");
+    }
+}
+
+/// A file of n tensors takes n times one tensor's time, not n times n.
+#[test]
+fn a_file_of_very_many_tensors_is_opened_as_fast_as_it_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("many.safetensors");
+    let n = 100_000;
+    let one = |i: usize| format!("\"t{i}\":{{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[{},{}]}}", 4 * i, 4 * i + 4);
+    let header = format!("{{{}}}", (0..n).map(one).collect::<Vec<_>>().join(","));
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0; 4 * n]].concat();
+    std::fs::write(&path, bytes).unwrap();
+    let start = std::time::Instant::now();
+    let tensors = Tensors::open(&path).unwrap();
+    assert!((0..n).all(|i| tensors.find(&[&format!("t{i}")]).is_ok()));
+    assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
+}
+
+#[test]
 fn configurations_that_cannot_be_are_refused_by_key() {
     let base = || small::config("gpt2", 2, memories().remove(0), 4, Alignment::Left);
     let refused = |config: armt::Config, word: &str| {
