@@ -11,7 +11,7 @@ use armt_lab::bench::growth::Figures;
 use armt_lab::bench::{Timing, WORKLOADS, Way, Work, Workload, run as measure};
 use clap::Args;
 
-use crate::device::DeviceArgs;
+use crate::device::{DeviceArgs, WriteKind};
 
 #[derive(Args)]
 #[command(after_help = "Workloads:
@@ -44,6 +44,9 @@ pub struct BenchArgs {
     /// Other numbers of layers.
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     layers: Vec<usize>,
+    /// How the memory is written.
+    #[arg(long, value_enum, default_value_t = WriteKind::Paper)]
+    write: WriteKind,
     /// How the grid of layers and segments is walked: auto, sequential or diagonal.
     #[arg(long, default_value = "auto")]
     schedule: ScheduleKind,
@@ -79,7 +82,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
                     if [segments, batch, layers].contains(&0) {
                         bail!("expected at least one segment, text and layer, got 0");
                     }
-                    workloads.push(Workload { segments, batch, layers, ..standard.clone() });
+                    workloads.push(Workload { segments, batch, layers, write: args.write.into(), ..standard.clone() });
                 }
             }
         }

@@ -10,7 +10,7 @@ use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window};
 use armt::text::Tokenizer;
 use clap::{Args, ValueEnum};
 
-use crate::device::{NumberKind, expect_model};
+use crate::device::{NumberKind, WriteKind, expect_model};
 use crate::progress::{bytes, thousands};
 
 const EXAMPLE: &str = "\
@@ -48,6 +48,9 @@ pub struct ConvertArgs {
     /// Leave out the correction of the normalisation (associative).
     #[arg(long)]
     no_correction: bool,
+    /// How the memory is written: the paper's way, or projected, which does not wear out (associative).
+    #[arg(long, value_enum, default_value_t = WriteKind::Paper)]
+    write: WriteKind,
     /// Give memory tokens position rows of their own [GPT-2].
     #[arg(long)]
     wrap_pos: bool,
@@ -121,6 +124,7 @@ impl ConvertArgs {
             refuse("--d-mem", self.d_mem.is_some())?;
             refuse("--no-correction", self.no_correction)?;
             refuse("--memory-layers", self.memory_layers.is_some())?;
+            refuse("--write", self.write != WriteKind::Paper)?;
         }
         let (tokens, wrap_pos) = (self.tokens, self.wrap_pos);
         Ok(match self.kind {
@@ -130,6 +134,7 @@ impl ConvertArgs {
                 nu: 3,
                 correction: !self.no_correction,
                 wrap_pos,
+                write: self.write.into(),
                 memory_layers: self.memory_layers.clone(),
             }),
             MemoryKind::Rmt => MemoryConfig::new(Rmt { tokens, wrap_pos }),

@@ -14,7 +14,7 @@ use armt::text::Tokenizer;
 use armt_lab::tasks::babi::Task;
 use armt_lab::tasks::babi::file::Split;
 use armt_lab::tasks::babilong::json::Line;
-use armt_lab::tasks::babilong::{Babilong, Books, Data, Length, Stories, find_data};
+use armt_lab::tasks::babilong::{Babilong, Books, Data, Form, Length, Stories, find_data};
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::eval::expect_place;
@@ -26,11 +26,15 @@ Examples:
   armt data babilong --questions qa1,qa2 --lengths 0k,1k,16k --samples 100 --seed 0 --out babilong.jsonl
   armt data babilong --questions qa3 --lengths 1M --samples 1 --simulated --out - | head -c 2000
   armt data babilong --split train --simulated --samples 5000 --lengths 4k --out train.jsonl
+  armt data babilong --form now --questions qa1 --lengths 0k,1k,64k --out now.jsonl
   armt data babilong --books pg19/test --babi tasks_1-20_v1-2 --questions qa7 --lengths 32k --out qa7.jsonl
 
 A sample is the facts of a bAbI story in order, hidden among sentences of books, and a question about them. A length is the number of
 GPT-2 tokens of facts and background, exactly; k is 1,000 and M 1,000,000; 0k is the facts alone. A story whose facts take more gives
-place to another. Each line of the output is a JSON object with task, length, tokens, seed, sample, question, target and input. The same seed
+place to another. The benchmark was published in two forms. Today's (`--form now`) has a space before every sentence, keeps the line
+breaks of the books, and leaves 300 tokens of a length for the prompt, so that 1k has 700; the paper's (`--form paper`) has no spaces, keeps
+line breaks, and has whole segments of 512 tokens less 20. `mixed` has a space before background and none before facts, joins lines, and
+has all tokens of a length. Each line of the output is a JSON object with task, length, tokens, seed, sample, question, target and input. The same seed
 gives the same samples on any machine. Stories and books are those in the project's folder `data` unless others are named.";
 
 #[derive(Args)]
@@ -80,6 +84,9 @@ pub struct SourceArgs {
     /// New stories by the rules of the published ones instead of these.
     #[arg(long)]
     pub simulated: bool,
+    /// How contexts are written and tokens counted: as the benchmark's repository does now, as the paper's does, or this project's mixture.
+    #[arg(long, value_name = "now|paper|mixed", default_value_t = Form::Mixed)]
+    pub form: Form,
     /// Folder of books as .txt files, in place of the project's.
     #[arg(long, value_name = "DIR")]
     pub books: Option<PathBuf>,
@@ -142,10 +149,10 @@ pub fn open_stories(task: Task, seed: u64, simulated: bool, split: Split, babi: 
 }
 
 /// Samples with the books of a folder, or else the project's.
-pub fn open_samples(tokenizer: Tokenizer, split: Split, books: Option<&Path>) -> Result<Babilong> {
+pub fn open_samples(tokenizer: Tokenizer, split: Split, sources: &SourceArgs) -> Result<Babilong> {
     let shipped = if split == Split::Train { Data::TrainBooks } else { Data::TestBooks };
-    let folder = find_data(shipped, books).context("--books DIR names a folder of books")?;
-    Ok(Babilong::new(Arc::new(Books::open(&folder, Arc::new(tokenizer))?))?)
+    let folder = find_data(shipped, sources.books.as_deref()).context("--books DIR names a folder of books")?;
+    Ok(Babilong::new(Arc::new(Books::open_in(sources.form, &folder, Arc::new(tokenizer))?))?)
 }
 
 /// The tokenizer that a user has named.
@@ -163,7 +170,7 @@ impl BabilongArgs {
 
     fn open(&self) -> Result<Babilong> {
         let bpe = find_data(Data::Bpe, self.bpe.as_deref()).context("--bpe DIR names a folder of a tokenizer")?;
-        open_samples(find_tokenizer(&bpe)?, self.split(), self.sources.books.as_deref())
+        open_samples(find_tokenizer(&bpe)?, self.split(), &self.sources)
     }
 
     /// Writes all samples beside the file and renames that, so that a file of its name is always whole.

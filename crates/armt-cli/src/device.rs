@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use armt::engine::{DType, Device};
+use armt::memory::Write;
 use armt::{Model, Session};
 use clap::{Args, ValueEnum};
 
@@ -98,4 +99,22 @@ pub fn expect_model(folder: &Path) -> Result<()> {
         bail!("{}: {what}; expected a model folder with config.json, model.safetensors and tokenizer.json", folder.display());
     }
     Ok(())
+}
+
+/// How a memory is written, as an argument.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WriteKind {
+    /// All tokens of a segment against the old memory.
+    Paper,
+    /// One after the other; what a token replaces is never more than there was.
+    Projected,
+}
+
+impl From<WriteKind> for Write {
+    fn from(kind: WriteKind) -> Self {
+        match kind {
+            WriteKind::Paper => Write::Paper,
+            WriteKind::Projected => Write::Projected,
+        }
+    }
 }

@@ -35,7 +35,7 @@ fn a_model_is_judged_cell_by_cell_and_every_answer_can_be_kept() {
     let said =
         place.good(&eval("--questions qa1,qa20 --lengths 0k,300 --samples 3 --batch 2 --label-match --csv answers --out a.json"));
     let words: Vec<Vec<&str>> = said.lines().map(|l| l.split_whitespace().collect()).collect();
-    assert_eq!(words[0], ["task", "length", "samples", "exact", "match", "label", "match"]);
+    assert_eq!(words[0], ["task", "length", "samples", "exact", "match", "95", "%", "label", "match", "95", "%"]);
     let heads: Vec<(&str, &str, &str)> = words[1..].iter().map(|w| (w[0], w[1], w[2])).collect();
     assert_eq!(heads, [("qa1", "0k", "3"), ("qa1", "300", "3"), ("qa20", "0k", "3"), ("qa20", "300", "3")]);
     let report: Value = serde_json::from_str(&read(&place.path("a.json"))).unwrap();

@@ -47,6 +47,39 @@ pub enum Error {
         /// Device of the offending operand.
         got: String,
     },
+    /// A tensor of numbers holds one that names nothing: a token outside the vocabulary, a target outside the classes.
+    #[error("{op}: {what} {value}{} is outside {range}", position.map_or(String::new(), |p| format!(" at position {p}")))]
+    Index {
+        /// The operation that refused.
+        op: &'static str,
+        /// What the number is.
+        what: &'static str,
+        /// The number.
+        value: i64,
+        /// Where it is, if that is known: a GPU does not say.
+        position: Option<usize>,
+        /// What it should lie in.
+        range: String,
+    },
+    /// What was asked for is beyond what the device can do, whatever the memory left on it.
+    #[error("{op}: {message}")]
+    Unsupported {
+        /// The operation that refused.
+        op: &'static str,
+        /// What is needed and what there is.
+        message: String,
+    },
+    /// Something that cannot be part of a captured graph was done during a capture.
+    #[error("{op}: {message}")]
+    Capture {
+        /// The call that refused.
+        op: &'static str,
+        /// What cannot be, and why.
+        message: &'static str,
+    },
+    /// The engine broke a promise to itself: a bug to report.
+    #[error("a bug of the engine: {0}")]
+    Bug(String),
     /// An argument other than a tensor is outside what the operation takes.
     #[error("{op}: {message}")]
     Argument {
@@ -162,6 +195,11 @@ impl Error {
     /// An [`Error::Argument`] with a ready message.
     pub fn argument(op: &'static str, message: impl Into<String>) -> Self {
         Error::Argument { op, message: message.into() }
+    }
+
+    /// An [`Error::Unsupported`] with a ready message.
+    pub(crate) fn unsupported(op: &'static str, message: impl Into<String>) -> Self {
+        Error::Unsupported { op, message: message.into() }
     }
 
     /// An [`Error::Shape`].

@@ -8,6 +8,7 @@
 //! on the CPU            bf16 is a storage type: operations cast to f32 and back (`ops::via_f32`)
 //! memory, read          a walk over A, or features and a product           read_by_walk, read_by_task
 //!                       features by lanes, or any width                    read_by_lanes
+//! memory, write         tokens in turn, as many in a pass as fit             TURNS
 //! memory, write + read  one walk over A, or one after the other            write_read_in_one_walk, write_rounds
 //!                       how a walk is cut into tiles and blocks            ops/memory/cut.rs
 //! attention             wgmma, mma or plain loops                          attention, attention_back_at_once
@@ -59,6 +60,10 @@ pub(crate) fn read_by_lanes(card: Card, s: MemorySizes) -> Option<usize> {
     let fits = [16, 32, 64].contains(&s.dm) && s.nu <= 3;
     fits.then(|| (s.n * s.m / (64 * card.multiprocessors)).clamp(1, 16))
 }
+
+/// Tokens that take turns in one walk of a projected write on CUDA: one group of the kernels, whose products with each other a block solves in
+/// shared memory. No model has more so far.
+pub(crate) const TURNS: usize = 16;
 
 /// Whether a write and the read that follows it are one walk over A: few tokens, few queries, and memories for half of the
 /// multiprocessors or more, since a block has a whole memory there. w2 took 54.8 ms with it and 62.8 without. Anything else takes the write

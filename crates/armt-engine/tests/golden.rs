@@ -8,7 +8,7 @@ mod support;
 
 use std::path::PathBuf;
 
-use armt_engine::ops::{self, AssocWrite, Linear};
+use armt_engine::ops::{self, AssocWrite, Linear, WriteRule};
 use armt_engine::{DType, Device, Tensor};
 use safetensors::SafeTensors;
 
@@ -73,7 +73,8 @@ fn walk(file: &str, correction: bool) {
         let beta = project(&golden, &memory, "W_mb", true); // [B, m, 1]
         let beta = ops::reshape(&beta, &memory.dims()[..2]).unwrap();
         let first = Tensor::from_slice(&vec![i32::from(s == 0); shape[0]], [shape[0]], &cpu).unwrap();
-        let write = AssocWrite { k: &k, v: &v, beta: &beta, a: &a, z: &z, first: Some(&first), correction, nu };
+        let write =
+            AssocWrite { k: &k, v: &v, beta: &beta, a: &a, z: &z, first: Some(&first), correction, nu, rule: WriteRule::Paper };
         (a, z) = ops::assoc_write(write).unwrap();
         golden.assert_close(&a, &format!("W_mem_{s}"));
         golden.assert_close(&z, &format!("z_{s}"));
@@ -121,7 +122,8 @@ fn operands_that_do_not_fit_are_refused_with_what_was_expected() {
     assert!(message(ops::assoc_read(&q, &zeros(&[1, 24, 5]), &z, 3, None)).contains("A of shape"));
     assert!(message(ops::assoc_read(&q, &a, &z, 3, Some(&zeros(&[2, 3, 4])))).contains("expected the residual of shape [2, 3, 5]"));
     let (v, beta) = (zeros(&[2, 3, 5]), zeros(&[2, 3]));
-    let write = AssocWrite { k: &q, v: &v, beta: &beta, a: &a, z: &z, first: None, correction: true, nu: 3 };
+    let write =
+        AssocWrite { k: &q, v: &v, beta: &beta, a: &a, z: &z, first: None, correction: true, nu: 3, rule: WriteRule::Paper };
     let refused = |w: AssocWrite<'_>| ops::assoc_write(w).unwrap_err().to_string();
     assert!(refused(AssocWrite { v: &zeros(&[2, 4, 5]), ..write }).contains("the values"));
     assert!(refused(AssocWrite { a: &zeros(&[2, 24, 6]), ..write }).contains("expected A of shape [2, 24, 5], got [2, 24, 6]"));

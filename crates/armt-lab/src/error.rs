@@ -101,6 +101,26 @@ pub enum Error {
         /// The last checkpoint before it.
         checkpoint: PathBuf,
     },
+    /// A stage ended below its mark in a recipe whose stages are gated.
+    #[error(
+        "stage {stage} ({name}) ended at an exact match of {exact_match:.3} after {steps} steps, below its mark of {mark:.3} (until), and eval.gated \
+         lets no stage be left so: give it more steps, or take the task apart; its best model is in {}",
+        best.display()
+    )]
+    BelowMark {
+        /// Stage, from 1.
+        stage: usize,
+        /// What the stage is about.
+        name: String,
+        /// The best exact match that it came to.
+        exact_match: f64,
+        /// Steps that it had.
+        steps: u64,
+        /// The exact match that it should have come to.
+        mark: f64,
+        /// Folder of its best model.
+        best: PathBuf,
+    },
     /// A stop was asked for.
     #[error("stopped before the end")]
     Interrupted,

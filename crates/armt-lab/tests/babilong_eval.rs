@@ -20,7 +20,7 @@ use armt_lab::eval::babilong::compare::{Judged, Measure, curves, table};
 use armt_lab::eval::babilong::{Answered, Cell, CellProgress, Judge, Report, Settings, count};
 use armt_lab::eval::results::Experiment;
 use armt_lab::tasks::babi::Task;
-use armt_lab::tasks::babilong::{Babilong, Books, Facts, Length, Stories};
+use armt_lab::tasks::babilong::{Babilong, Books, Facts, Form, Length, Stories};
 
 #[allow(dead_code)] // only its tokenizer
 #[path = "../../armt/tests/support/tiny_gpt2.rs"]
@@ -177,6 +177,7 @@ fn settings() -> Settings {
         label_match: true,
         simulated: false,
         facts: Facts::Told,
+        form: Form::Mixed,
         books: None,
         babi: None,
         bpe: None,

@@ -24,14 +24,17 @@ static BABILONG: LazyLock<Arc<Babilong>> = LazyLock::new(|| {
 
 fn training() -> BabilongTraining {
     BabilongTraining {
-        babilong: BABILONG.clone(),
-        task: Task::new(1).unwrap(),
+        babilong: vec![BABILONG.clone()],
+        tasks: vec![Task::new(1).unwrap()],
         segment: 64,
         segments: 3,
         facts: 6,
         questions: 3,
         aligned: false,
         direct: false,
+        alone: 0.0,
+        clusters: 0.0,
+        distract: 0,
         batch: 5,
         vary: false,
     }
@@ -39,15 +42,15 @@ fn training() -> BabilongTraining {
 
 /// Texts as words, cut after each EOS.
 fn pieces(training: &BabilongTraining, ids: &[i32]) -> Vec<String> {
-    let end = training.babilong.end_token();
+    let end = training.babilong[0].end_token();
     let pieces = ids.split(|id| *id == end).filter(|piece| !piece.is_empty());
-    pieces.map(|piece| training.babilong.tokenizer().decode(piece).unwrap()).collect()
+    pieces.map(|piece| training.babilong[0].tokenizer().decode(piece).unwrap()).collect()
 }
 
 /// Every target is the token after it, and stands where GEN or a token of an answer does.
 fn expect_targets(training: &BabilongTraining, batch: &TaskBatch) {
     let length = batch.batch.tokens();
-    let (ask, end) = (training.babilong.ask_token(), training.babilong.end_token());
+    let (ask, end) = (training.babilong[0].ask_token(), training.babilong[0].end_token());
     assert_eq!(batch.targets.next.len(), batch.batch.ids.len());
     for (ids, next) in batch.batch.ids.chunks(length).zip(batch.targets.next.chunks(length)) {
         let mut answering = false;
@@ -62,7 +65,7 @@ fn expect_targets(training: &BabilongTraining, batch: &TaskBatch) {
 fn an_aligned_text_has_a_fact_or_a_question_in_each_segment_and_they_answer_it() {
     for number in [1, 2, 5] {
         let training = BabilongTraining {
-            task: Task::new(number).unwrap(),
+            tasks: vec![Task::new(number).unwrap()],
             segment: 24,
             segments: 16,
             questions: 2,
@@ -93,13 +96,13 @@ fn a_text_with_background_is_whole_segments_and_asks_at_its_end() {
     let batch = training.batch(&mut Random::new(4)).unwrap();
     assert_eq!((batch.batch.texts, batch.batch.tokens()), (60, 3 * 64));
     expect_targets(&training, &batch);
-    let end = training.babilong.end_token();
+    let end = training.babilong[0].end_token();
     let (mut questions, mut ends, mut own) = (0, HashSet::new(), 0);
     for text in batch.batch.ids.chunks(3 * 64) {
         let last = text.iter().rposition(|id| *id != end).unwrap() + 1;
         assert!(last >= 2 * 64, "the last segment has a part of the last answer, if only its EOS");
         ends.insert(last);
-        let asked = text.iter().filter(|id| **id == training.babilong.ask_token()).count();
+        let asked = text.iter().filter(|id| **id == training.babilong[0].ask_token()).count();
         assert!((1..=3).contains(&asked), "{asked} questions");
         questions += asked;
         // All but the first are pieces of their own; the first stands behind the context.
@@ -114,7 +117,7 @@ fn a_text_with_background_is_whole_segments_and_asks_at_its_end() {
     assert!((6..30).contains(&own), "about one in four asks in a segment of its own: {own} of 60");
     let judged = training.validation(7, &mut Random::new(5)).unwrap();
     for text in judged.batch.ids.chunks(3 * 64) {
-        assert_eq!(text.iter().filter(|id| **id == training.babilong.ask_token()).count(), 1);
+        assert_eq!(text.iter().filter(|id| **id == training.babilong[0].ask_token()).count(), 1);
     }
 }
 
@@ -132,7 +135,7 @@ fn a_varying_number_of_segments_stays_within_the_stage_and_seeds_decide_it() {
 fn every_task_that_can_be_simulated_has_texts_of_every_length() {
     for number in 1..=5 {
         let task = Task::new(number).unwrap();
-        let training = BabilongTraining { task, segment: 32, segments: 6, facts: 6, vary: true, ..training() };
+        let training = BabilongTraining { tasks: vec![task], segment: 32, segments: 6, facts: 6, vary: true, ..training() };
         let aligned = BabilongTraining { aligned: true, ..training.clone() };
         // A story of qa4 has two facts, so that its aligned texts have three segments.
         let aligned = if number == 4 { BabilongTraining { segments: 3, ..aligned } } else { aligned };
@@ -150,7 +153,7 @@ fn every_task_that_can_be_simulated_has_texts_of_every_length() {
 #[test]
 fn direct_questions_repeat_a_facts_words() {
     let training = BabilongTraining {
-        task: Task::new(4).unwrap(),
+        tasks: vec![Task::new(4).unwrap()],
         segment: 32,
         segments: 3,
         aligned: true,
@@ -181,6 +184,6 @@ fn sizes_without_room_are_refused_by_their_key() {
     assert!(said(BabilongTraining { aligned: true, segments: 1, ..training() }).contains("at least 2"));
     assert!(said(BabilongTraining { segment: 6, segments: 1, ..training() }).contains("room for a fact and a question"));
     assert!(said(BabilongTraining { aligned: true, segment: 4, ..training() }).contains("room for every fact"));
-    assert!(said(BabilongTraining { task: Task::new(7).unwrap(), ..training() }).contains("qa1 to qa5"));
+    assert!(said(BabilongTraining { tasks: vec![Task::new(7).unwrap()], ..training() }).contains("qa1 to qa5"));
     assert!(said(BabilongTraining { direct: true, ..training() }).contains("qa4"));
 }

@@ -37,7 +37,7 @@ fn model(memory: MemoryConfig, seed: u64) -> Model {
 }
 
 fn associative() -> MemoryConfig {
-    MemoryConfig::new(Associative { tokens: 2, d_mem: 4, nu: 3, correction: true, wrap_pos: false, memory_layers: None })
+    MemoryConfig::new(Associative::new(2, 4))
 }
 
 #[test]

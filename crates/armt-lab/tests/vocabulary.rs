@@ -29,13 +29,13 @@ fn gpt2() -> Tokenizer {
 }
 
 fn tasks() -> Vec<Task> {
-    (1..=20).map(|n| Task::new(n).unwrap()).collect()
+    (1..=5).map(|n| Task::new(n).unwrap()).collect()
 }
 
 /// Of the test books, once: they take a second to count.
 static SMALL: LazyLock<Vocabulary> = LazyLock::new(|| {
     let books = Books::open(&data(Data::TestBooks), Arc::new(gpt2())).unwrap();
-    vocabulary(&books, &data(Data::Babi), &tasks(), SIZE, HASHED).unwrap()
+    vocabulary(&books, &tasks(), SIZE, HASHED).unwrap()
 });
 
 fn small() -> Tokenizer {
@@ -46,9 +46,12 @@ fn small() -> Tokenizer {
 fn stories_come_back_as_they_were_and_other_words_as_replacements() {
     let (small, large) = (small(), gpt2());
     assert_eq!((small.vocabulary(), SMALL.kept().len()), (SIZE, SIZE - HASHED));
-    for text in
-        ["Mary went back to the garden.", " Sandra got the football there.", "Where was the apple before the hallway?", "n,w"]
-    {
+    for text in [
+        "Mary went back to the garden.",
+        " Sandra got the football there.",
+        "Where was the apple before the hallway?",
+        "Jeff handed the milk to Bill.",
+    ] {
         let tokens = small.encode(text).unwrap();
         assert_eq!(small.decode(&tokens).unwrap(), text);
         assert_eq!(tokens.len(), large.encode(text).unwrap().len(), "one for one");
@@ -84,7 +87,7 @@ fn frequent_tokens_come_first_and_all_others_are_spread_over_the_hashed_numbers(
 fn the_same_files_give_the_same_numbers_on_any_machine() {
     let hash = |tokens: &[i32]| tokens.iter().fold(0u64, |h, t| Random::of(&[h, *t as u64]).bits());
     let text = small().encode("It was the best of times, it was the quarterback of xylophones.").unwrap();
-    assert_eq!((hash(SMALL.kept()), hash(&text)), (614118720014352171, 7143327801444554598));
+    assert_eq!((hash(SMALL.kept()), hash(&text)), (16784940137847165175, 7143327801444554598));
 }
 
 #[test]

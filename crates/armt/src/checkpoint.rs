@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use armt_engine::{DType, Param, Tensor};
+use half::bf16;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -32,8 +33,12 @@ pub fn set_weights(recurrence: &dyn Recurrent, tensors: &Tensors, each: &mut dyn
             entry.import(&data, &mut values);
         }
         each(param, &values);
-        let (dtype, device) = (param.value().dtype(), recurrence.compute().device());
-        param.set(&Tensor::from_f32_slice(&values, param.value().shape(), dtype, device)?)?;
+        // In place: a tensor of its own for each would stay in the pool.
+        match param.value().dtype() {
+            DType::BF16 => param.value().overwrite(&values.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>())?,
+            _ => param.value().overwrite(&values)?,
+        }
+        param.refresh()?;
     }
     Ok(())
 }

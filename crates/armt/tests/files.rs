@@ -316,7 +316,7 @@ fn converting_keeps_the_backbone_and_starts_the_memory_as_the_authors_do() {
         let dir = tempfile::tempdir().unwrap();
         write_hugging_face(dir.path(), &backbone.config().backbone, &tensors, 1);
         let wrap_pos = family == "gpt2";
-        let memory = Associative { tokens: 3, d_mem: 4, nu: 3, correction: true, wrap_pos, memory_layers: None };
+        let memory = Associative { wrap_pos, ..Associative::new(3, 4) };
         let model = Model::convert(dir.path(), MemoryConfig::new(memory), 8, 12, &cpu()).unwrap();
         // Without a memory to read, the first segment's logits are the backbone's, but for memory tokens that come after.
         let text = tokens(2, 8, 13);

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use armt::config::{Alignment, Config, ModelType};
 use armt::engine::{DType, Device, Tape};
 use armt::generate::Options;
-use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window};
+use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window, Write};
 use armt::schedule::{Backprop, ScheduleKind};
 use armt::segment::Batch;
 use armt::weights::Tensors;
@@ -127,6 +127,7 @@ impl<'a> Case<'a> {
                 correction: self.flag("correction", true),
                 wrap_pos,
                 memory_layers: None,
+                write: Write::Paper,
             }),
             "rmt" => MemoryConfig::new(Rmt { tokens: self.number("num_mem_tokens"), wrap_pos }),
             "prmt" => MemoryConfig::new(Prmt { tokens: self.number("num_mem_tokens"), wrap_pos }),

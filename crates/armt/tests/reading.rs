@@ -55,7 +55,7 @@ fn model(memory: MemoryConfig) -> Model {
 }
 
 fn associative() -> MemoryConfig {
-    let a = Associative { tokens: 2, d_mem: 4, nu: 3, correction: true, wrap_pos: false, memory_layers: None };
+    let a = Associative::new(2, 4);
     MemoryConfig::new(a)
 }
 

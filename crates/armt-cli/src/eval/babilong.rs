@@ -9,9 +9,10 @@ use anyhow::{Context, Result, bail};
 use armt::Model;
 use armt::text::Tokenizer;
 use armt_lab::eval::babilong::{Answered, Cell, Judge, Report, Settings, count, csv};
+use armt_lab::eval::interval::wilson;
 use armt_lab::tasks::babi::Task;
 use armt_lab::tasks::babi::file::Split;
-use armt_lab::tasks::babilong::{Facts, Length, Stories};
+use armt_lab::tasks::babilong::{Facts, Form, Length, Stories};
 use clap::Args;
 
 use super::{EvalArgs, first_given};
@@ -62,7 +63,7 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     let stories = stories.collect::<Result<Vec<_>>>()?;
     let lengths = own.lengths();
     let (tokenizer, missing) = own.tokenizer(&args.model)?;
-    let babilong = open_samples(tokenizer, Split::Test, own.sources.books.as_deref())?;
+    let babilong = open_samples(tokenizer, Split::Test, &own.sources)?;
     for stories in &stories {
         for length in lengths.iter().filter(|l| l.0 < CROWDED) {
             babilong.draw(stories, *length, 0)?;
@@ -110,6 +111,7 @@ impl BabilongArgs {
             ("--simulated", self.sources.simulated),
             ("--without-facts", self.without_facts),
             ("--shuffled", self.shuffled),
+            ("--form", self.sources.form != Form::Mixed),
             ("--books", self.sources.books.is_some()),
             ("--babi", self.sources.babi.is_some()),
             ("--bpe", self.bpe.is_some()),
@@ -158,6 +160,7 @@ impl BabilongArgs {
                 (_, true) => Facts::Shuffled,
                 _ => Facts::Told,
             },
+            form: self.sources.form,
             books: text(&self.sources.books),
             babi: text(&self.sources.babi),
             bpe: text(&self.bpe),
@@ -249,12 +252,19 @@ fn once_each<T: PartialEq>(things: Vec<T>) -> Vec<T> {
 
 /// A line of the table, after its head if it is the first.
 fn show(cell: &Cell, first: bool) -> Result<()> {
-    let label = |text: String| cell.label_match.map_or(String::new(), |_| format!(" {text:>12}"));
+    let between = |share: f64| {
+        let (low, high) = wilson(share, cell.samples);
+        format!("{low:.3} to {high:.3}")
+    };
+    let column = |head: &str, share: Option<f64>| match (first, share) {
+        (_, None) => String::new(),
+        (true, Some(_)) => format!(" {head:>12} {:>15}", "95 %"),
+        (false, Some(share)) => format!(" {share:>12.4} {:>15}", between(share)),
+    };
+    let columns = column("exact match", Some(cell.exact_match)) + &column("label match", cell.label_match);
     if first {
-        let head = label("label match".into());
-        crate::say(format_args!("{:<6} {:>8} {:>8} {:>12}{head}", "task", "length", "samples", "exact match"))?;
+        crate::say(format_args!("{:<6} {:>8} {:>8}{columns}", "task", "length", "samples"))?;
+        return show(cell, false);
     }
-    let Cell { task, length, samples, exact_match, label_match } = cell;
-    let share = label(format!("{:.4}", label_match.unwrap_or_default()));
-    crate::say(format_args!("{:<6} {:>8} {samples:>8} {exact_match:>12.4}{share}", task.to_string(), length.to_string()))
+    crate::say(format_args!("{:<6} {:>8} {:>8}{columns}", cell.task.to_string(), cell.length.to_string(), cell.samples))
 }

@@ -40,6 +40,7 @@ use crate::paths;
 
 /// What the CPU kernels use.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct CpuReport {
     /// Widest instruction set in use.
     pub vectors: String,

@@ -262,7 +262,7 @@ impl Blas {
             if p.epilogue != Epilogue::None {
                 return Ok(false);
             }
-            return Err(Error::argument(
+            return Err(Error::unsupported(
                 "matmul",
                 format!("cuBLASLt has no algorithm for {} x [{}, {}] [{}, {}] of {}", p.batch, p.m, p.k, p.k, p.n, p.a.dtype),
             ));
@@ -282,7 +282,7 @@ impl Blas {
     pub(super) fn try_suggestion(&self, context: &Context, planned: Key, p: &Product, suggestion: usize) -> Result<()> {
         match self.plans.get(&planned) {
             Some(Some(plan)) => self.issue_with(context, plan, &plan.algorithms[suggestion], p),
-            _ => Err(Error::argument("matmul", "the product has no plan")),
+            _ => Err(Error::Bug("a matrix product has no plan".into())),
         }
     }
 

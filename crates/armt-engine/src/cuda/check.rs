@@ -5,13 +5,14 @@ use std::process::Command;
 
 use rayon::prelude::*;
 
-use super::kernels::{HOPPER_ONLY, VARIANTS, options, source_text};
+use super::kernels::{HOPPER_ONLY, options, source_text, variants};
 use super::nvrtc::Nvrtc;
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 
 /// What became of one kernel file for one element type and set of constants.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct KernelCheck {
     /// File, element type and constants.
     pub variant: String,
@@ -22,13 +23,14 @@ pub struct KernelCheck {
 }
 
 /// Compiles all kernels for an architecture such as `90a`, with NVRTC from `folder` (a `site-packages` or a library folder) and
-/// the given `ptxas`, as many at a time as there are threads; files for Hopper alone are left out elsewhere. An error means that the tools
-/// could not be used; a kernel's own failure is in its [`KernelCheck`].
-pub fn check_kernels(folder: &Path, ptxas: &Path, arch: &str) -> Result<Vec<KernelCheck>> {
+/// the given `ptxas`, as many at a time as there are threads; files for Hopper alone are left out elsewhere, and those whose names do not
+/// begin with `only`. An error means that the tools could not be used; a kernel's own failure is in its [`KernelCheck`].
+pub fn check_kernels(folder: &Path, ptxas: &Path, arch: &str, only: &str) -> Result<Vec<KernelCheck>> {
     let nvrtc = Nvrtc::load_from(folder)?;
     let scratch = std::env::temp_dir().join(format!("armt-kernels-{}", std::process::id()));
     std::fs::create_dir_all(&scratch).map_err(|source| Error::Io { path: scratch.clone(), source })?;
-    let here = VARIANTS.iter().filter(|(file, ..)| arch == "90a" || !HOPPER_ONLY.contains(file));
+    let all = variants();
+    let here = all.iter().filter(|(file, ..)| file.starts_with(only) && (arch == "90a" || !HOPPER_ONLY.contains(file)));
     let variants: Vec<_> =
         here.flat_map(|(file, dtypes, defines)| dtypes.iter().map(move |dtype| (file, *dtype, defines))).collect();
     let numbered = variants.par_iter().enumerate();

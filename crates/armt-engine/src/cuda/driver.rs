@@ -255,7 +255,8 @@ impl Context {
 
     fn refuse_in_capture(&self, what: &'static str) -> Result<()> {
         if self.is_capturing() {
-            return Err(Error::argument(what, "copies between host and device cannot be part of a captured graph"));
+            let message = "copies between host and device, and waiting, cannot be part of a captured graph";
+            return Err(Error::Capture { op: what, message });
         }
         Ok(())
     }
@@ -357,7 +358,7 @@ impl Context {
     pub(super) fn capture<R>(&self, f: impl FnOnce() -> Result<R>) -> Result<(GraphHandle, R)> {
         let _turn = self.turn();
         if self.capturing.swap(true, Ordering::Relaxed) {
-            return Err(Error::argument("capture", "a capture is already under way on this device"));
+            return Err(Error::Capture { op: "capture", message: "a capture is already under way on this device" });
         }
         // SAFETY: the stream lives as long as `self`. Relaxed mode lets the pool allocate meanwhile, which is not stream work.
         let begun = self.call("cuStreamBeginCapture", |d| unsafe { (d.cuStreamBeginCapture_v2)(self.stream, CAPTURE_RELAXED) });

@@ -72,7 +72,7 @@ impl Workspace {
     /// uploaded. Copies between host and device inside `f` are an error, and so is a CPU device.
     pub fn record<R>(&self, f: impl FnOnce() -> Result<R>) -> Result<(Graph, R)> {
         let (Device::Cuda(cuda), Some(pool)) = (&self.device, &self.pool) else {
-            return Err(Error::argument("Workspace::record", "graphs exist on CUDA devices only, this one is cpu"));
+            return Err(Error::unsupported("Workspace::record", "graphs exist on CUDA devices only, this one is cpu"));
         };
         let (handle, value) = self.run(|| cuda.context.capture(f))?;
         Ok((Graph { device: cuda.clone(), handle, _pool: pool.clone() }, value))
@@ -96,7 +96,7 @@ impl Graph {
     /// of its own. Returns the graph and what the recorded run returned.
     pub fn capture<R>(device: &Device, mut f: impl FnMut() -> Result<R>) -> Result<(Self, R)> {
         if !device.is_cuda() {
-            return Err(Error::argument("Graph::capture", "graphs exist on CUDA devices only, this one is cpu"));
+            return Err(Error::unsupported("Graph::capture", "graphs exist on CUDA devices only, this one is cpu"));
         }
         drop(f()?);
         Workspace::new(device).record(f)

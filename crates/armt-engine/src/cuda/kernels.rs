@@ -20,8 +20,10 @@ pub(super) const CACHE_VARIABLE: &str = "ARMT_CACHE_DIR";
 
 const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 /// What the files share whose names begin so, between the prelude and their own text.
-const HEADERS: &[(&str, &str)] =
-    &[("assoc_", include_str!("kernels/assoc_tile.cuh")), ("attention_", include_str!("kernels/attention_tile.cuh"))];
+const HEADERS: &[(&str, &str)] = &[
+    ("assoc_", concat!(include_str!("kernels/assoc_tile.cuh"), "\n", include_str!("kernels/assoc_turns.cuh"))),
+    ("attention_", include_str!("kernels/attention_tile.cuh")),
+];
 
 /// Files with instructions that only Hopper (`sm_90a`) has.
 pub(super) const HOPPER_ONLY: &[&str] = &["attention_wgmma"];
@@ -43,7 +45,6 @@ sources!(
     "attention_wgmma",
     "cast",
     "cross_entropy",
-    "dropout",
     "elementwise",
     "embedding",
     "fingerprint",
@@ -61,68 +62,45 @@ const FLOATS: &[DType] = &[DType::F32, DType::BF16];
 const F32: &[DType] = &[DType::F32];
 const BF16: &[DType] = &[DType::BF16];
 
-/// Every file with the element types and constants it is used with: what the check without a GPU compiles.
-#[rustfmt::skip]
-pub(super) const VARIANTS: &[(&str, &[DType], Defines<'static>)] = &[
-    ("activation", FLOATS, &[]),
-    ("assoc", FLOATS, &[]),
-    ("assoc_step", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 8), ("C_QUERIES", 8), ("C_HELD", 3)]),
-    ("assoc_step", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 8), ("C_QUERIES", 8), ("C_HELD", 6)]),
-    ("assoc_step", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 8), ("C_QUERIES", 8), ("C_HELD", 3)]),
-    ("assoc_step", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 8), ("C_QUERIES", 8), ("C_HELD", 6)]),
-    ("assoc_step", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 8), ("C_QUERIES", 16), ("C_HELD", 3)]),
-    ("assoc_step", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 8), ("C_QUERIES", 16), ("C_HELD", 6)]),
-    ("assoc_step", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 8), ("C_QUERIES", 16), ("C_HELD", 3)]),
-    ("assoc_step", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 8), ("C_QUERIES", 16), ("C_HELD", 6)]),
-    ("assoc_step", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 16), ("C_QUERIES", 8), ("C_HELD", 3)]),
-    ("assoc_step", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 16), ("C_QUERIES", 8), ("C_HELD", 6)]),
-    ("assoc_step", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 16), ("C_QUERIES", 8), ("C_HELD", 3)]),
-    ("assoc_step", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 16), ("C_QUERIES", 8), ("C_HELD", 6)]),
-    ("assoc_step", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 16), ("C_QUERIES", 16), ("C_HELD", 3)]),
-    ("assoc_step", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 16), ("C_QUERIES", 16), ("C_HELD", 6)]),
-    ("assoc_step", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 16), ("C_QUERIES", 16), ("C_HELD", 3)]),
-    ("assoc_step", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 16), ("C_QUERIES", 16), ("C_HELD", 6)]),
-    ("assoc_walk", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 8), ("C_HELD", 3)]),
-    ("assoc_walk", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 8), ("C_HELD", 6)]),
-    ("assoc_walk", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 8), ("C_HELD", 0)]),
-    ("assoc_walk", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 8), ("C_HELD", 3)]),
-    ("assoc_walk", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 8), ("C_HELD", 6)]),
-    ("assoc_walk", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 8), ("C_HELD", 0)]),
-    ("assoc_walk", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 16), ("C_HELD", 3)]),
-    ("assoc_walk", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 16), ("C_HELD", 6)]),
-    ("assoc_walk", FLOATS, &[("C_COLUMNS", 32), ("C_GROUP", 16), ("C_HELD", 0)]),
-    ("assoc_walk", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 16), ("C_HELD", 3)]),
-    ("assoc_walk", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 16), ("C_HELD", 6)]),
-    ("assoc_walk", FLOATS, &[("C_COLUMNS", 16), ("C_GROUP", 16), ("C_HELD", 0)]),
-    ("attention", FLOATS, &[("C_CHUNKS", 1)]),
-    ("attention", FLOATS, &[("C_CHUNKS", 2)]),
-    ("attention", FLOATS, &[("C_CHUNKS", 4)]),
-    ("attention", FLOATS, &[("C_CHUNKS", 8)]),
-    ("attention_mma", BF16, &[("C_SIZE", 32), ("C_WARPS", 1)]),
-    ("attention_mma", BF16, &[("C_SIZE", 64), ("C_WARPS", 1)]),
-    ("attention_mma", BF16, &[("C_SIZE", 128), ("C_WARPS", 1)]),
-    ("attention_mma", BF16, &[("C_SIZE", 32), ("C_WARPS", 4)]),
-    ("attention_mma", BF16, &[("C_SIZE", 64), ("C_WARPS", 4)]),
-    ("attention_mma", BF16, &[("C_SIZE", 128), ("C_WARPS", 4)]),
-    ("attention_wgmma", BF16, &[("C_SIZE", 32), ("C_WARPS", 4)]),
-    ("attention_wgmma", BF16, &[("C_SIZE", 64), ("C_WARPS", 4)]),
-    ("cast", F32, &[]),
-    ("cross_entropy", FLOATS, &[]),
-    ("dropout", FLOATS, &[]),
-    ("elementwise", FLOATS, &[]),
-    ("embedding", FLOATS, &[]),
-    ("fingerprint", F32, &[]),
-    ("norm", FLOATS, &[]),
-    ("optim", F32, &[]),
-    ("read_lanes", FLOATS, &[("C_OWN", 1)]),
-    ("read_lanes", FLOATS, &[("C_OWN", 2)]),
-    ("read_lanes", FLOATS, &[("C_OWN", 4)]),
-    ("reduce", FLOATS, &[]),
-    ("rotary", FLOATS, &[]),
-    ("selftest", F32, &[]),
-    ("slice", FLOATS, &[]),
-    ("softmax", FLOATS, &[]),
-];
+/// A file with the element types and the constants it is used with.
+pub(super) type Variant = (&'static str, &'static [DType], Vec<(&'static str, usize)>);
+
+/// Every file as it is used: what the check without a GPU compiles.
+pub(super) fn variants() -> Vec<Variant> {
+    const PLAIN: &[(&str, &[DType])] = &[
+        ("activation", FLOATS),
+        ("assoc", FLOATS),
+        ("cast", F32),
+        ("cross_entropy", FLOATS),
+        ("elementwise", FLOATS),
+        ("embedding", FLOATS),
+        ("fingerprint", F32),
+        ("norm", FLOATS),
+        ("optim", F32),
+        ("reduce", FLOATS),
+        ("rotary", FLOATS),
+        ("selftest", F32),
+        ("slice", FLOATS),
+        ("softmax", FLOATS),
+    ];
+    let mut all: Vec<Variant> = PLAIN.iter().map(|(file, dtypes)| (*file, *dtypes, vec![])).collect();
+    all.extend([1, 2, 4, 8].map(|chunks| ("attention", FLOATS, vec![("C_CHUNKS", chunks)])));
+    for (file, sizes, warps) in
+        [("attention_mma", &[32, 64, 128][..], 1), ("attention_mma", &[32, 64, 128], 4), ("attention_wgmma", &[32, 64], 4)]
+    {
+        all.extend(sizes.iter().map(|size| (file, BF16, vec![("C_SIZE", *size), ("C_WARPS", warps)])));
+    }
+    all.extend([1, 2, 4].map(|own| ("read_lanes", FLOATS, vec![("C_OWN", own)])));
+    for (projected, columns, group) in [0, 1].into_iter().flat_map(|p| [(p, 32, 8), (p, 16, 8), (p, 32, 16), (p, 16, 16)]) {
+        let of = |held: usize| vec![("C_COLUMNS", columns), ("C_GROUP", group), ("C_HELD", held), ("C_PROJECTED", projected)];
+        all.extend([0, 3, 6].map(|held| ("assoc_walk", FLOATS, of(held))));
+        let with_queries = |(held, queries): (usize, usize)| [of(held), vec![("C_QUERIES", queries)]].concat();
+        // What `StepCut` never takes is not compiled.
+        let steps = [(3, 8), (3, 16), (6, 8), (6, 16)].into_iter().filter(|step| (projected, group, *step) != (1, 16, (6, 16)));
+        all.extend(steps.map(|step| ("assoc_step", FLOATS, with_queries(step))));
+    }
+    all
+}
 
 /// The constants that a file is compiled with.
 pub(crate) type Defines<'a> = &'a [(&'static str, usize)];
@@ -133,7 +111,7 @@ pub(super) fn source_text(file: &str) -> Result<String> {
     let shared = HEADERS.iter().find(|(prefix, _)| file.starts_with(prefix)).map_or("", |(_, text)| text);
     found
         .map(|(_, text)| format!("{PRELUDE}\n{shared}\n{text}"))
-        .ok_or_else(|| Error::argument("kernel", format!("there is no kernel file {file}.cu")))
+        .ok_or_else(|| Error::Bug(format!("there is no kernel file {file}.cu")))
 }
 
 /// The `-D` options of a file for an element type.
@@ -267,7 +245,7 @@ impl Kernels {
                 module
             }
         };
-        let c_name = CString::new(name).map_err(|_| Error::argument("kernel", "a zero byte in a kernel's name"))?;
+        let c_name = CString::new(name).map_err(|_| Error::Bug("a zero byte in a kernel's name".into()))?;
         let function = context.function(&module, &c_name)?;
         loaded.functions.insert(function_key, function);
         Ok(function)
@@ -378,7 +356,7 @@ impl Launch<'_> {
             return Ok(());
         }
         if x > i32::MAX as usize || y > 65_535 || z > 65_535 {
-            return Err(Error::argument("kernel launch", format!("a grid of {x} x {y} x {z} blocks is too large")));
+            return Err(Error::unsupported("kernel launch", format!("a grid of {x} x {y} x {z} blocks is too large")));
         }
         self.device.context.allow_shared(self.function, self.shared)?;
         let grid = (x as u32, y as u32, z as u32);

@@ -51,6 +51,7 @@ pub struct CudaDevice {
 
 /// What a diagnosis shows about a GPU.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct CudaReport {
     /// Name and number of the device.
     pub device: String,
@@ -215,10 +216,12 @@ impl CudaDevice {
             return Ok(());
         }
         self.context.zero(self.fault.address() as u64, 8)?;
+        let outside =
+            |op, what, value: i32, range: &str| Error::Index { op, what, value: value.into(), position: None, range: range.into() };
         Err(match words {
-            [1, id] => Error::argument("embedding", format!("id {id} is outside the table")),
-            [2, target] => Error::argument("cross_entropy", format!("target {target} is outside the classes")),
-            [code, value] => Error::argument("a kernel", format!("refused the value {value} (code {code})")),
+            [1, id] => outside("embedding", "id", id, "the table"),
+            [2, target] => outside("cross_entropy", "target", target, "the classes"),
+            [code, value] => Error::Bug(format!("a kernel refused the value {value} (code {code})")),
         })
     }
 

@@ -72,7 +72,7 @@ impl Nvrtc {
     /// Compiles `source` to machine code for an architecture like `sm_90a`, or to PTX for one like `compute_90a`. `file` names it in
     /// messages; `defines` become `-D` options.
     pub(super) fn compile(&self, file: &str, source: &str, arch: &str, defines: &[(&str, String)]) -> Result<Vec<u8>> {
-        let c_string = |s: String| CString::new(s).map_err(|_| Error::argument("compile", "a zero byte in a kernel's source"));
+        let c_string = |s: String| CString::new(s).map_err(|_| Error::Bug("a zero byte in a kernel's source".into()));
         let mut options = vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), "-default-device".into()];
         options.extend(defines.iter().map(|(name, value)| format!("-D{name}={value}")));
         let options: Vec<CString> = options.into_iter().map(c_string).collect::<Result<_>>()?;

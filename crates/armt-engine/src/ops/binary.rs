@@ -215,7 +215,7 @@ pub(crate) fn accumulate(sum: &Tensor, x: &Tensor) -> Result<()> {
         (DType::F32, DType::F32) => "add_f32_to_f32",
         (DType::F32, DType::BF16) => "add_bf16_to_f32",
         (DType::BF16, DType::BF16) => "add_bf16_to_bf16",
-        _ => return Err(Error::argument(OP, format!("a gradient of {} cannot be added to one of {}", x.dtype(), sum.dtype()))),
+        _ => return Err(Error::Bug(format!("{OP}: a gradient of {} cannot be added to one of {}", x.dtype(), sum.dtype()))),
     };
     match cuda_of(sum) {
         None => match (sum.dtype(), x.dtype()) {

@@ -37,7 +37,8 @@ pub(super) fn check_targets(op: &'static str, beside: &Tensor, rows: &[usize], t
     if !targets.device().is_cuda()
         && let Some((position, target)) = outside(&targets.read::<i32>(op)?, i32::MIN, classes)
     {
-        return Err(Error::argument(op, format!("target {target} at position {position} is outside the {classes} classes")));
+        let range = format!("the {classes} classes");
+        return Err(Error::Index { op, what: "target", value: target.into(), position: Some(position), range });
     }
     Ok(())
 }

@@ -32,10 +32,8 @@ pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
         None => {
             let ids = ids.read::<i32>(OP)?;
             if let Some((position, id)) = cpu::outside(&ids, 0, vocabulary) {
-                return Err(Error::argument(
-                    OP,
-                    format!("id {id} at position {position} is outside the table of {vocabulary} rows"),
-                ));
+                let range = format!("the table of {vocabulary} rows");
+                return Err(Error::Index { op: OP, what: "id", value: id.into(), position: Some(position), range });
             }
             match table.dtype() {
                 DType::BF16 => cpu::gather(&table.read::<bf16>(OP)?, &ids, &mut y.write::<bf16>(OP)?, d),

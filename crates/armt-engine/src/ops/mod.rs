@@ -11,7 +11,6 @@ mod binary;
 mod cast;
 mod concat;
 mod cross_entropy;
-mod dropout;
 mod embedding;
 mod linear_cross_entropy;
 mod matmul;
@@ -31,13 +30,12 @@ pub use cast::cast;
 pub(crate) use cast::{cast_into, copy_of};
 pub use concat::{concat, prepend};
 pub use cross_entropy::{argmax, cross_entropy, token_losses};
-pub use dropout::{Generator, dropout, dropout_keeps};
 pub use embedding::embedding;
 pub use linear_cross_entropy::linear_cross_entropy;
 pub(crate) use matmul::Sizes;
 pub use matmul::{Activation, Linear, linear, matmul, matmul_nt, matmul_tn};
 pub use memory::{
-    AssocWrite, assoc_read, assoc_read_rows, assoc_write, assoc_write_in_place, assoc_write_read, assoc_write_rows, dpfp,
+    AssocWrite, WriteRule, assoc_read, assoc_read_rows, assoc_write, assoc_write_in_place, assoc_write_read, assoc_write_rows, dpfp,
 };
 pub use norm::{layer_norm, rms_norm};
 pub use reduce::{mean, sum, sum_axis};

@@ -30,6 +30,7 @@ pub(crate) enum Source {
 
 /// How much a pool has done. A step that repeats without allocating leaves `allocations` as it was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PoolStats {
     /// Raw allocations made since the pool exists.
     pub allocations: usize,
@@ -159,7 +160,7 @@ impl Pool {
                     }
                 }
                 let layout = Layout::from_size_align(class, HOST_ALIGN)
-                    .map_err(|_| Error::argument("allocation", format!("{class} bytes exceed the address space")))?;
+                    .map_err(|_| Error::unsupported("allocation", format!("{class} bytes exceed the address space")))?;
                 // SAFETY: the layout has a non-zero size (a class is at least 512 bytes). Zeroed, so that reading a buffer before
                 // a kernel wrote it is a wrong number, never undefined behaviour.
                 let ptr = unsafe { std::alloc::alloc_zeroed(layout) };

@@ -86,7 +86,7 @@ pub fn normal(rng: &mut Rng, shape: &[usize]) -> Input {
     spread(rng, shape, 1.0)
 }
 
-/// The same with a standard deviation.
+/// Random values with a standard deviation.
 pub fn spread(rng: &mut Rng, shape: &[usize], deviation: f64) -> Input {
     let array = Array::from_fn(shape, |_| round_bf16(deviation * rng.normal()));
     Input { array, integer: false, always_f32: false, differentiable: true, parameter: false }
@@ -150,7 +150,7 @@ pub struct Case {
     pub inputs: Vec<Input>,
     /// The operation on the engine.
     pub run: Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Sync>,
-    /// The same as plain loops. The second argument is the unperturbed point, for what gradients do not flow through.
+    /// The operation as plain loops. The second argument is the unperturbed point, for what gradients do not flow through.
     pub naive: Box<dyn Fn(&[Array], &[Array]) -> Vec<Array> + Sync>,
 }
 

@@ -1,6 +1,6 @@
 //! A small training problem with everything a step has.
 
-use armt_engine::ops::{self, Activation, AssocWrite, Linear};
+use armt_engine::ops::{self, Activation, AssocWrite, Linear, WriteRule};
 use armt_engine::optim::{AdamW, Clip, Group, Settings};
 use armt_engine::{DType, Device, Graph, Param, Result, Tape, Tensor, Workspace};
 
@@ -112,7 +112,7 @@ impl Steps {
 
     fn next(&mut self) -> Result<Vec<f32>> {
         let Steps { k, v, beta, a, z } = self;
-        let w = AssocWrite { k, v, beta, a, z, first: None, correction: true, nu: 3 };
+        let w = AssocWrite { k, v, beta, a, z, first: None, correction: true, nu: 3, rule: WriteRule::Projected };
         let (a, z) = ops::assoc_write(w)?;
         let y = ops::assoc_read(k, &a, &z, 3, None)?;
         (self.a, self.z) = (a, z);

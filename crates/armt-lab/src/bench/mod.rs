@@ -19,7 +19,7 @@ use crate::tasks::TaskBatch;
 use crate::train::Stepper;
 use armt::Model;
 use armt::config::{Alignment, Config, ModelType};
-use armt::memory::{Associative, MemoryConfig};
+use armt::memory::{Associative, MemoryConfig, Write};
 use armt::random::Random;
 use armt::reader::{Reader, Tokens};
 use armt::recurrence::Targets;
@@ -65,6 +65,9 @@ pub struct Workload {
     pub batch: usize,
     /// Segments of each text.
     pub segments: usize,
+    /// How the memory is written.
+    #[serde(default)]
+    pub write: Write,
 }
 
 /// The workloads that have names.
@@ -86,6 +89,7 @@ impl Workload {
             vocab,
             batch,
             segments,
+            write: Write::Paper,
         };
         let (batch, segments) = if cuda { (512, 51) } else { (64, 11) };
         Some(match name {
@@ -99,8 +103,7 @@ impl Workload {
 
     /// The model's configuration.
     pub fn config(&self) -> Config {
-        let memory =
-            Associative { tokens: self.tokens, d_mem: self.d_mem, nu: 3, correction: true, wrap_pos: false, memory_layers: None };
+        let memory = Associative { write: self.write, ..Associative::new(self.tokens, self.d_mem) };
         Config {
             model_type: ModelType::Armt,
             segment_size: self.segment,

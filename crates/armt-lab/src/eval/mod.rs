@@ -2,6 +2,7 @@
 
 pub mod babilong;
 pub mod heat;
+pub mod interval;
 pub mod plot;
 pub mod results;
 pub mod retrieval;

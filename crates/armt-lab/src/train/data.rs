@@ -8,7 +8,7 @@ use armt::text::Tokenizer;
 use super::origin::Origin;
 use super::recipe::{Recipe, Stage, TaskKind, TaskRecipe};
 use crate::error::{Error, Result};
-use crate::tasks::babilong::{Babilong, BabilongTraining, Books, Data, find_data, vocabulary};
+use crate::tasks::babilong::{Babilong, BabilongTraining, Books, Data, Form, find_data, vocabulary};
 use crate::tasks::retrieval;
 use crate::tasks::training::{RetrievalTraining, TrainingTask};
 
@@ -19,8 +19,8 @@ const HASHED: usize = 32;
 pub enum TaskData {
     /// Associative retrieval.
     Symbols,
-    /// BABILong.
-    Books(Arc<Babilong>),
+    /// BABILong, in each of the recipe's forms.
+    Books(Vec<Arc<Babilong>>),
 }
 
 impl TaskData {
@@ -41,20 +41,21 @@ impl TaskData {
             tokenizer.expect_fits(origin.vocab(), &bpe)?;
         }
         let folder = find_data(Data::TrainBooks, task.books.as_deref())?;
-        let mut books = Books::open(&folder, Arc::new(tokenizer))?;
+        let mut tokenizer = Arc::new(tokenizer);
         if let Some(size) = task.vocabulary {
-            let stories = find_data(Data::Babi, None)?;
-            let small = vocabulary(&books, &stories, &[recipe.stories()?], size, size.div_ceil(HASHED))?;
-            books = Books::open(&folder, Arc::new(self::tokenizer(task, None)?.1.with_vocabulary(small)?))?;
+            let books = Books::open(&folder, tokenizer)?;
+            let small = vocabulary(&books, &recipe.stories()?, size, size.div_ceil(HASHED))?;
+            tokenizer = Arc::new(self::tokenizer(task, None)?.1.with_vocabulary(small)?);
         }
-        Ok(TaskData::Books(Arc::new(Babilong::new(Arc::new(books))?)))
+        let open = |form: &Form| Ok(Arc::new(Babilong::new(Arc::new(Books::open_in(*form, &folder, tokenizer.clone())?))?));
+        Ok(TaskData::Books(recipe.forms()?.iter().map(open).collect::<Result<_>>()?))
     }
 
     /// Tokens of a model for it.
     pub fn vocabulary(&self) -> usize {
         match self {
             TaskData::Symbols => retrieval::VOCAB,
-            TaskData::Books(babilong) => babilong.tokenizer().vocabulary(),
+            TaskData::Books(forms) => forms[0].tokenizer().vocabulary(),
         }
     }
 
@@ -62,7 +63,7 @@ impl TaskData {
     pub fn end_token(&self) -> i32 {
         match self {
             TaskData::Symbols => retrieval::EOS,
-            TaskData::Books(babilong) => babilong.end_token(),
+            TaskData::Books(forms) => forms[0].end_token(),
         }
     }
 
@@ -70,7 +71,7 @@ impl TaskData {
     pub fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
         match self {
             TaskData::Symbols => None,
-            TaskData::Books(babilong) => Some(babilong.tokenizer()),
+            TaskData::Books(forms) => Some(forms[0].tokenizer()),
         }
     }
 
@@ -82,12 +83,22 @@ impl TaskData {
                 let (task, pairs) = recipe.retrieval(stage)?;
                 Box::new(RetrievalTraining { task, pairs, questions, batch, vary })
             }
-            TaskData::Books(babilong) => {
-                let [segment, segments] = [stage.segment, stage.segments].map(Option::unwrap_or_default);
-                let (task, facts) = (recipe.stories()?, stage.facts.unwrap_or(FACTS));
-                let (babilong, aligned, direct) = (babilong.clone(), stage.aligned, stage.direct);
-                let training =
-                    BabilongTraining { babilong, task, segment, segments, facts, questions, aligned, direct, batch, vary };
+            TaskData::Books(forms) => {
+                let training = BabilongTraining {
+                    babilong: forms.clone(),
+                    tasks: recipe.stories()?,
+                    segment: stage.segment.unwrap_or_default(),
+                    segments: stage.segments.unwrap_or_default(),
+                    facts: stage.facts.unwrap_or(FACTS),
+                    questions,
+                    aligned: stage.aligned,
+                    direct: stage.direct,
+                    alone: stage.alone,
+                    clusters: stage.clusters,
+                    distract: stage.distract,
+                    batch,
+                    vary,
+                };
                 training.check()?;
                 Box::new(training)
             }

@@ -19,7 +19,7 @@ pub use self::until::Until;
 use self::source::Source;
 use crate::error::{Error, Result};
 use crate::tasks::babi::{SIMULATED, Task};
-use crate::tasks::babilong::GEN;
+use crate::tasks::babilong::{Form, GEN};
 use crate::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
 
 /// What to train, on what, and how.
@@ -78,18 +78,36 @@ pub struct TaskRecipe {
     /// Retrieval: different symbols that keys and values are made of: 2 to 100, and 16 if not given.
     #[serde(default = "the_authors_symbols")]
     pub symbols: usize,
-    /// BABILong: the stories, `qa1` to `qa5`; qa1 if not given. Recipes once called it `question`.
+    /// BABILong: the stories, `"qa1"` to `"qa5"`, or a list of some of these, of which each text is of one; qa1 if not given. Recipes once
+    /// called it `question`.
     #[serde(default, alias = "question")]
-    pub stories: Option<String>,
+    pub stories: OneOrMore,
     /// BABILong: folder of books to hide facts in; the project's own if not given.
     #[serde(default)]
     pub books: Option<PathBuf>,
+    /// BABILong: the forms that texts are written in, `now`, `paper` and `mixed` (`armt data babilong --form`), each text in one of them; all of
+    /// them if not given.
+    #[serde(default)]
+    pub forms: Option<Vec<Form>>,
     /// BABILong: folder of a tokenizer; if not given that of `model.from`, or else GPT-2's.
     #[serde(default)]
     pub bpe: Option<PathBuf>,
     /// BABILong: tokens of the model, the frequent ones of the books and all of the stories; as many as the tokenizer has if not given.
     #[serde(default)]
     pub vocabulary: Option<usize>,
+}
+
+/// A text, or several.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected a name, or a list of names")]
+pub enum OneOrMore {
+    /// Nothing was said.
+    #[default]
+    None,
+    /// `"qa1"`
+    One(String),
+    /// `["qa1", "qa2"]`
+    More(Vec<String>),
 }
 
 /// What the first weights are.
@@ -208,13 +226,16 @@ pub struct EvalRecipe {
     pub samples: usize,
     /// Texts of it that are computed at a time.
     pub batch: usize,
+    /// Whether the run ends where a stage has not come to its `until` by its last step, instead of going on to stages that build on it.
+    /// Stages with `until = "never"` have no such mark.
+    pub gated: bool,
     /// A stage ends after this many validations in a row that are neither better than all before nor 1; 0: never.
     pub patience: u64,
 }
 
 impl Default for EvalRecipe {
     fn default() -> Self {
-        EvalRecipe { every: 250, samples: 1000, batch: 125, patience: 0 }
+        EvalRecipe { every: 250, samples: 1000, batch: 125, gated: false, patience: 0 }
     }
 }
 
@@ -246,6 +267,17 @@ pub struct Stage {
     /// BABILong's qa4: only questions that repeat a fact's words, and none that turns its relation around.
     #[serde(default)]
     pub direct: bool,
+    /// BABILong: share of the batches that have facts alone, without background, in as many segments as these take; none if not given.
+    #[serde(default)]
+    pub alone: f64,
+    /// BABILong: share of the texts whose facts stand side by side in one to three places, a third of these at the very start or end of the
+    /// text; none if not given.
+    #[serde(default)]
+    pub clusters: f64,
+    /// BABILong: sentences among the facts, at most, that name people and rooms and change nothing ("Mary did not go to the garden."); half
+    /// of the texts have none; 0 if not given.
+    #[serde(default)]
+    pub distract: usize,
     /// Questions at the end of a text, of BABILong's a random number up to this: 1 in the paper, and in validation always.
     #[serde(default = "one")]
     pub questions: usize,
@@ -345,13 +377,33 @@ impl Recipe {
         Ok((Retrieval { setting, key_size, value_size, symbols }, stage.pairs.unwrap_or_default()))
     }
 
-    /// The stories of BABILong.
-    pub fn stories(&self) -> Result<Task> {
-        let task: Task = self.task.stories.as_deref().unwrap_or("qa1").parse()?;
-        if task.number() > SIMULATED {
-            return Err(Error::config("task.stories", &format!("qa1 to qa{SIMULATED}, which can be simulated"), task));
+    /// The tasks of BABILong, at least one; one that is named twice comes twice as often.
+    pub fn stories(&self) -> Result<Vec<Task>> {
+        let names = match &self.task.stories {
+            OneOrMore::None => vec!["qa1"],
+            OneOrMore::One(name) => vec![name.as_str()],
+            OneOrMore::More(names) => names.iter().map(String::as_str).collect(),
+        };
+        if names.is_empty() {
+            return Err(Error::config("task.stories", "at least one task", "none"));
         }
-        Ok(task)
+        let tasks = names.into_iter().map(|name| {
+            let task: Task = name.parse()?;
+            match task.number() <= SIMULATED {
+                true => Ok(task),
+                false => Err(Error::config("task.stories", &format!("qa1 to qa{SIMULATED}, which can be simulated"), task)),
+            }
+        });
+        tasks.collect()
+    }
+
+    /// The forms that BABILong's texts are written in, at least one.
+    pub fn forms(&self) -> Result<&[Form]> {
+        match self.task.forms.as_deref() {
+            None => Ok(&Form::ALL),
+            Some([]) => Err(Error::config("task.forms", "at least one form", "none")),
+            Some(forms) => Ok(forms),
+        }
     }
 
     /// The model to make from scratch, for so many tokens; its segments are the stages'. An error if the recipe begins from a folder.

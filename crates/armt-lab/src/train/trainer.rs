@@ -1,7 +1,7 @@
 //! The training loop: full back-propagation through all segments, a curriculum of stages, validation, checkpoints.
 //!
 //! Everything random comes from the recipe's seed, the stage and the step alone, so a run that was interrupted and resumed gives the numbers
-//! of an unbroken one. Batches are drawn ahead on a thread of their own. Each stage has a fresh optimizer and schedule and goes on from
+//! of an unbroken one. Batches are drawn ahead on threads of their own. Each stage has a fresh optimizer and schedule and goes on from
 //! the best weights of the stage before, as in the authors' scripts.
 
 use std::collections::BTreeMap;
@@ -30,8 +30,10 @@ use crate::eval::retrieval::count_exact;
 use crate::tasks::TaskBatch;
 use crate::tasks::training::TrainingTask;
 
-/// Batches that wait for the device.
-const AHEAD: usize = 4;
+/// Threads that draw batches, each every so-manieth one, and batches of each that wait for the device. Not the pool that the device computes
+/// with: its threads wait for batches too.
+const DRAWERS: u64 = 4;
+const AHEAD: usize = 2;
 /// A loss above this is no learning any more.
 const EXPLODED: f32 = 1e4;
 
@@ -137,7 +139,8 @@ pub enum Ending {
 
 /// Runs a recipe in a folder, from its start or from where the folder is. `each` hears everything and may stop the run.
 ///
-/// A loss that is not finite, or explodes, is an error with the step and the last good checkpoint.
+/// A loss that is not finite, or explodes, is an error with the step and the last good checkpoint. So is a stage that ends below its mark where
+/// the recipe is gated.
 pub fn train(
     recipe: &Recipe,
     folder: &mut RunFolder,
@@ -210,6 +213,19 @@ pub fn train(
         let mut run = StageRun { recipe, stage, task, name, model: &model, stepper, folder, events };
         if run.go(&mut progress, each)?.is_break() {
             return Ok(Ending::Stopped);
+        }
+        if recipe.eval.gated
+            && let Some(mark) = stage.until.mark()
+            && progress.best < mark
+        {
+            return Err(Error::BelowMark {
+                stage: progress.stage + 1,
+                name: name.into(),
+                exact_match: progress.best,
+                steps: progress.step,
+                mark,
+                best: folder.best_folder(),
+            });
         }
         // The next stage goes on from the best weights of this one.
         let best = Tensors::open(&folder.best_folder())?;
@@ -284,30 +300,37 @@ impl StageRun<'_> {
         }
         let (recipe, task, number) = (self.recipe, self.task, progress.stage);
         let (from, to) = (progress.step, self.stage.steps);
-        let (sender, batches) = sync_channel(AHEAD);
         std::thread::scope(|scope| {
-            scope.spawn(move || {
-                for step in from..to {
-                    if sender.send(task.batch(&mut seed(recipe, 1, number, step))).is_err() {
-                        return;
-                    }
-                }
-            });
-            // The receiver is dropped inside, which ends the thread.
-            self.steps(progress, batches, each)
+            let drawers: Vec<Receiver<Result<TaskBatch>>> = (0..DRAWERS)
+                .map(|drawer| {
+                    let (sender, batches) = sync_channel(AHEAD);
+                    scope.spawn(move || {
+                        for step in (from + drawer..to).step_by(DRAWERS as usize) {
+                            if sender.send(task.batch(&mut seed(recipe, 1, number, step))).is_err() {
+                                return;
+                            }
+                        }
+                    });
+                    batches
+                })
+                .collect();
+            // The receivers are dropped inside, which ends the threads.
+            self.steps(progress, drawers, each)
         })
     }
 
     fn steps(
         &mut self,
         progress: &mut RunProgress,
-        batches: Receiver<Result<TaskBatch>>,
+        drawers: Vec<Receiver<Result<TaskBatch>>>,
         each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
         let schedule = self.recipe.schedule(self.stage);
         let start = Instant::now();
         let mut tokens_done = 0;
-        for asked in batches {
+        for drawer in drawers.iter().cycle() {
+            // A thread that has no more batches has ended: so have the steps.
+            let Ok(asked) = drawer.recv() else { break };
             let asked = asked?;
             let rate = schedule.rate(progress.step);
             let step_start = Instant::now();

@@ -46,7 +46,7 @@ pub trait Settings: Any + Debug + Send + Sync {
 pub struct MemoryConfig(Arc<dyn Settings>);
 
 /// Keys in the order in which people read them; others follow.
-const ORDER: [&str; 7] = ["tokens", "d_mem", "nu", "correction", "wrap_pos", "memory_layers", "sliding_window"];
+const ORDER: [&str; 8] = ["tokens", "d_mem", "nu", "correction", "wrap_pos", "write", "memory_layers", "sliding_window"];
 
 impl MemoryConfig {
     /// A kind's own settings.

@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use armt_engine::{Param, Tape, Tensor, ops};
-pub use associative::Associative;
+pub use associative::{Associative, Write};
 pub use config::{MemoryConfig, Settings};
 pub use prmt::Prmt;
 pub use rmt::Rmt;

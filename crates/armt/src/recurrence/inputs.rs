@@ -209,7 +209,7 @@ impl HostBatch {
         Ok(HostBatch { segments, texts: batch.texts, asked, next })
     }
 
-    /// The same with rows that are asked nothing, so that the number of rows of a segment that is asked is a multiple of `rows`: texts with
+    /// The batch with rows that are asked nothing, so that the number of rows of a segment that is asked is a multiple of `rows`: texts with
     /// answers of different length then mostly have one shape.
     pub fn rounded(mut self, rows: usize) -> Self {
         let mut next = self.next.into_iter();

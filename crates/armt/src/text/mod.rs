@@ -7,7 +7,7 @@ mod tokenizer;
 mod vocabulary;
 
 pub use prefetch::{Counts, TokenPrefetch};
-pub use sentences::sentences;
+pub use sentences::{Lines, sentences};
 pub use stream::{Piece, Source, TokenStream};
 pub use tokenizer::{END_OF_TEXT, Speech, Tokenizer, end_tokens};
 pub use vocabulary::Vocabulary;

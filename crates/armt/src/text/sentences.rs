@@ -3,7 +3,7 @@
 //! A sentence ends at `.`, `!` or `?`, with the quotes and brackets that close after it, if white space follows and then a capital, a
 //! digit, or a quote or bracket that opens the next one. A full stop does not end it after an abbreviation (`Mr.`, `vol.`) nor after a
 //! single capital, an initial (`H. C. Andersen`), save `I`. An empty line always ends it: chapters and paragraphs are never joined.
-//! Within a paragraph every run of white space, line breaks included, becomes one space.
+//! Within a paragraph every run of white space, line breaks included, becomes one space, or stays as it is ([`Lines`]).
 //!
 //! On the 15 books that come with the project, 98 % of the 59,634 ends are ends of NLTK's untrained Punkt too, which the benchmark
 //! uses; most of the 5,919 that it has besides are after `Mr.` or between `"Never!"` and `he cried`.
@@ -20,27 +20,51 @@ const CLOSING: [char; 8] = ['"', '\'', ')', ']', '”', '’', '_', '»'];
 /// What may open a sentence before its first letter.
 const OPENING: [char; 8] = ['"', '\'', '(', '[', '“', '‘', '_', '«'];
 
-/// The sentences of a text, in order, without white space at their ends; none is empty.
-pub fn sentences(text: &str) -> impl Iterator<Item = String> + '_ {
-    paragraphs(text).flat_map(|paragraph| {
+/// What becomes of the line breaks within a sentence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Lines {
+    /// They become spaces, as every run of white space does.
+    #[default]
+    Joined,
+    /// They stay, and so do runs of spaces; `\r\n` becomes `\n`.
+    Kept,
+}
+
+/// The sentences of a text, in order, without white space at their ends; none is empty. Both kinds of lines give the same sentences but for
+/// the white space within them.
+pub fn sentences(text: &str, lines: Lines) -> impl Iterator<Item = String> + '_ {
+    paragraphs(text, lines).flat_map(|paragraph| {
         let ends: Vec<usize> = ends(&paragraph);
         let starts = std::iter::once(0).chain(ends.clone());
         starts.zip(ends).map(|(start, end)| paragraph[start..end].trim().to_string()).collect::<Vec<_>>()
     })
 }
 
-/// The text between empty lines, each on one line.
-fn paragraphs(text: &str) -> impl Iterator<Item = String> + '_ {
+/// The text between empty lines.
+fn paragraphs(text: &str, kept: Lines) -> impl Iterator<Item = String> + '_ {
     let mut lines = text.lines();
     std::iter::from_fn(move || {
         let mut paragraph = String::new();
         loop {
             let line = lines.next();
-            for word in line.unwrap_or_default().split_whitespace() {
-                if !paragraph.is_empty() {
-                    paragraph.push(' ');
+            match kept {
+                Lines::Joined => {
+                    for word in line.unwrap_or_default().split_whitespace() {
+                        if !paragraph.is_empty() {
+                            paragraph.push(' ');
+                        }
+                        paragraph.push_str(word);
+                    }
                 }
-                paragraph.push_str(word);
+                Lines::Kept => {
+                    let line = line.unwrap_or_default().trim_end();
+                    if !line.is_empty() {
+                        if !paragraph.is_empty() {
+                            paragraph.push('\n');
+                        }
+                        paragraph.push_str(line);
+                    }
+                }
             }
             match line {
                 None if paragraph.is_empty() => return None,
@@ -55,12 +79,12 @@ fn paragraphs(text: &str) -> impl Iterator<Item = String> + '_ {
 /// Where the sentences of a paragraph end, its own end the last.
 fn ends(paragraph: &str) -> Vec<usize> {
     let mut ends = Vec::new();
-    for (space, _) in paragraph.match_indices(' ') {
-        let (before, after) = (&paragraph[..space], &paragraph[space + 1..]);
+    for (space, white) in paragraph.match_indices(char::is_whitespace) {
+        let (before, after) = (&paragraph[..space], paragraph[space + white.len()..].trim_start());
         let closed = before.trim_end_matches(CLOSING);
         let ended = closed.ends_with(['!', '?']) || (closed.ends_with('.') && !abbreviated(closed, after));
         if ended && opens(after) {
-            ends.push(space + 1);
+            ends.push(space + white.len());
         }
     }
     ends.push(paragraph.len());
@@ -70,7 +94,8 @@ fn ends(paragraph: &str) -> Vec<usize> {
 /// Whether text ends in an abbreviation or an initial with its full stop. `No.` is one before a number.
 fn abbreviated(text: &str, after: &str) -> bool {
     let word = text.strip_suffix('.').unwrap_or(text);
-    let word = word.rsplit([' ', '-', '—']).next().unwrap_or_default().trim_start_matches(OPENING);
+    let word =
+        word.rsplit(|c: char| c.is_whitespace() || matches!(c, '-' | '—')).next().unwrap_or_default().trim_start_matches(OPENING);
     let mut letters = word.chars();
     let initial = matches!((letters.next(), letters.next()), (Some(c), None) if c.is_uppercase() && c != 'I');
     // Initials without spaces between them: `J.R.`
@@ -90,7 +115,7 @@ mod tests {
     use super::*;
 
     fn split(text: &str) -> Vec<String> {
-        sentences(text).collect()
+        sentences(text, Lines::Joined).collect()
     }
 
     #[test]
@@ -125,5 +150,18 @@ mod tests {
         let text = "CHAPTER I\r\n\r\nIt was a dark\r\n   night.  All\tslept.\n \n\n  and so on\n";
         assert_eq!(split(text), ["CHAPTER I", "It was a dark night.", "All slept.", "and so on"]);
         assert!(split(" \n\n \t\n").is_empty());
+    }
+
+    #[test]
+    fn lines_that_are_kept_give_the_same_sentences_but_for_their_white_space() {
+        let text =
+            "CHAPTER I\r\n\r\nIt was a dark\r\n   night.  All\tslept.\nMr.\nDarcy, of vol.\nII, did not.\n \n\n  and so on\n";
+        let kept: Vec<String> = sentences(text, Lines::Kept).collect();
+        assert_eq!(
+            kept,
+            ["CHAPTER I", "It was a dark\n   night.", "All\tslept.", "Mr.\nDarcy, of vol.\nII, did not.", "and so on"]
+        );
+        let joined = |s: &String| s.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(kept.iter().map(joined).collect::<Vec<_>>(), split(text));
     }
 }

@@ -130,7 +130,7 @@ impl Tokenizer {
         Ok(None)
     }
 
-    /// The same with tokens numbered by `vocabulary.json` of a folder, where that has one. A damaged one, and one for another tokenizer,
+    /// The tokenizer with tokens numbered by `vocabulary.json` of a folder, where that has one. A damaged one, and one for another tokenizer,
     /// is an error with its name.
     pub fn with_vocabulary_of(self, folder: &Path) -> Result<Self> {
         match Vocabulary::find(folder)? {
@@ -139,7 +139,7 @@ impl Tokenizer {
         }
     }
 
-    /// The same with tokens numbered by a small vocabulary. One for a tokenizer of another size is refused.
+    /// The tokenizer with tokens numbered by a small vocabulary. One for a tokenizer of another size is refused.
     pub fn with_vocabulary(self, vocabulary: Vocabulary) -> Result<Self> {
         let (tokens, own) = (vocabulary.tokens(), self.all());
         if tokens != own {
@@ -239,7 +239,7 @@ impl Tokenizer {
         self.vocabulary.is_some()
     }
 
-    /// The same before any are left out.
+    /// Tokens of the tokenizer, before any are left out.
     fn all(&self) -> usize {
         self.inner.get_vocab(true).values().max().map_or(0, |id| *id as usize + 1)
     }

@@ -5,7 +5,7 @@
 use armt::State;
 use armt::config::{Alignment, Config, ModelType};
 use armt::engine::{DType, Device, Tensor};
-use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window};
+use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window, Write};
 use armt::model::Model;
 use armt::random::Random;
 use armt::segment::Batch;
@@ -33,11 +33,13 @@ pub fn backbone(family: &str, layers: usize) -> Value {
 
 /// The memories that have a diagonal schedule, and RMT.
 pub fn memories() -> Vec<MemoryConfig> {
-    let associative = Associative { tokens: 2, d_mem: 4, nu: 3, correction: true, wrap_pos: false, memory_layers: None };
+    let associative = Associative::new(2, 4);
     vec![
         MemoryConfig::new(associative.clone()),
         MemoryConfig::new(Associative { correction: false, nu: 2, ..associative.clone() }),
-        MemoryConfig::new(Associative { memory_layers: Some(vec![0]), ..associative }),
+        MemoryConfig::new(Associative { memory_layers: Some(vec![0]), ..associative.clone() }),
+        MemoryConfig::new(Associative { write: Write::Projected, ..associative.clone() }),
+        MemoryConfig::new(Associative { write: Write::Projected, correction: false, memory_layers: Some(vec![0]), ..associative }),
         MemoryConfig::new(Prmt { tokens: 2, wrap_pos: false }),
         MemoryConfig::new(Window { sliding_window: false }),
         MemoryConfig::new(Window { sliding_window: true }),

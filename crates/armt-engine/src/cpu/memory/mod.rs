@@ -1,6 +1,7 @@
 //! Kernels of the associative memory on the CPU, and what they share: a thread's scratch, and products with a memory.
 
 pub(crate) mod dpfp;
+pub(crate) mod projected;
 pub(crate) mod read;
 pub(crate) mod write;
 

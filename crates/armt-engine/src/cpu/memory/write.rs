@@ -23,8 +23,13 @@ pub(crate) struct WriteInputs<'a> {
 }
 
 impl<'a> WriteInputs<'a> {
+    /// Whether memory n was empty.
+    pub(super) fn is_first(&self, n: usize) -> bool {
+        self.first.is_some_and(|first| first[n] != 0)
+    }
+
     /// The operands of memory n; `first` becomes part of `correction`.
-    fn memory(&self, n: usize) -> WriteInputs<'a> {
+    pub(super) fn memory(&self, n: usize) -> WriteInputs<'a> {
         let MemorySizes { m, dm, d, .. } = self.sizes;
         let dk = self.sizes.dk();
         WriteInputs {
@@ -33,7 +38,7 @@ impl<'a> WriteInputs<'a> {
             beta: &self.beta[n * m..][..m],
             z: &self.z[n * dk..][..dk],
             first: None,
-            correction: self.correction && self.first.is_none_or(|first| first[n] == 0),
+            correction: self.correction && !self.is_first(n),
             sizes: self.sizes,
         }
     }
@@ -88,7 +93,7 @@ pub(crate) fn undo(w: &WriteInputs<'_>, a: &mut [f32], x: &[f32]) {
     let MemorySizes { m, dm, d, .. } = w.sizes;
     let dk = w.sizes.dk();
     a.par_chunks_mut(dk * d).zip(x.par_chunks(m * d)).enumerate().for_each(|(n, (a, x))| {
-        if w.first.is_some_and(|first| first[n] != 0) {
+        if w.is_first(n) {
             a.fill(0.0);
             return;
         }

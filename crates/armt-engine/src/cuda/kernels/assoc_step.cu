@@ -4,9 +4,13 @@
 // What passes between the two goes through S_iq = phi_i . phi_q, of written token i and query q, which is made once for all tiles:
 //   forward   A'^T phi_q = A^T phi_q + sum_i S_iq x_i: tokens and queries ask the same tile, and no one waits for A',
 //   back      with G = dA' + sum_q phi_q (x) y_q, G^T phi_i = dA'^T phi_i + sum_q S_iq y_q: G is made where it is used, in registers.
+// In the projected write it is psi_i . phi_q, once the queries' denominators are made.
 constexpr int WRITTEN = C_GROUP, ASKED = C_QUERIES;
 // Blocks on a multiprocessor of the way there, and of the way back.
-constexpr int LIGHT = WRITTEN == 8 && !TWO_PARTS ? 3 : 2, HEAVY = HELD * (WRITTEN + ASKED) / 8 > 9 || (TWO_PARTS && WRITTEN == 16) ? 1 : 2;
+constexpr bool FULL = PROJECTED && COLUMNS == 16 && ASKED == 16; // a third block would lack a few registers
+constexpr int LIGHT = WRITTEN == 8 && !TWO_PARTS && !FULL ? 3 : 2;
+constexpr int SUMS = HELD * ((PROJECTED ? 2 : 1) * WRITTEN + ASKED) / 8, MOST_SUMS = PROJECTED && !TWO_PARTS ? 12 : 9;
+constexpr int HEAVY = SUMS > MOST_SUMS || (TWO_PARTS && WRITTEN == 16) ? 1 : 2;
 
 // What a block has in shared memory: `tiles` tiles, features of the tokens and of the queries, S [token][query], `rows` floats for sums and
 // what is made of them, and numbers of each token and query.
@@ -16,11 +20,14 @@ struct Step {
     __device__ __forceinline__ Step(const Tokens<WRITTEN>& t, int count, int floats) {
         tiles = (float*)shared_floats;
         written.phi = tiles + count * t.keys() * COLUMNS;
-        asked.phi = written.phi + WRITTEN * t.keys();
+        written.psi = PROJECTED ? written.phi + WRITTEN * t.keys() : written.phi;
+        asked.phi = written.psi + WRITTEN * t.keys();
         s = asked.phi + ASKED * t.keys();
         rows = s + WRITTEN * ASKED;
-        // r of a token of every warp, and every warp's part of S, before the first tile.
-        asked.numbers(written.numbers(rows + max(floats, WARPS * max(t.width(), WRITTEN * ASKED)), WRITTEN), ASKED);
+        // r of a token of every warp, and every warp's part of S and of `near`, before the first tile.
+        constexpr int PARTS = WRITTEN * ASKED + (PROJECTED ? WRITTEN * WRITTEN : 0);
+        float* end = asked.numbers(written.numbers(rows + max(floats, WARPS * max(t.width(), PARTS)), WRITTEN), ASKED);
+        if (PROJECTED) written.squares<WRITTEN>(end);
         written.rows = rows;
     }
 };
@@ -28,7 +35,7 @@ struct Step {
 // Features of all tokens and queries, with the old normaliser, and S; den of the queries is then made that of z' = z + sum_i gamma_i phi_i, and
 // their b is 1 / den. Ends with a barrier.
 __device__ __forceinline__ void load_both(const Tokens<WRITTEN>& t, const Tokens<ASKED>& q, const Step& s) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, l = lane % 4;
+    int warp = threadIdx.x / 32;
     float* r = s.rows + warp * t.width();
     Normaliser z(t.z, t.dk(), t.width());
 #pragma unroll 1
@@ -36,43 +43,32 @@ __device__ __forceinline__ void load_both(const Tokens<WRITTEN>& t, const Tokens
 #pragma unroll 1
     for (int slot = warp; slot < ASKED; slot += WARPS) load_token(q, s.asked, z, slot, r), __syncwarp();
     __syncthreads();
-    // Queries are the product's rows, tokens its columns. In two parts always: denominators are made of it.
-    float sum[WRITTEN / 8][4] = {};
-#pragma unroll 1
-    for (int f = warp * 8 + l; f < t.keys(); f += WARPS * 8) {
-        Operand<4, true> a;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int query = g + i % 2 * 8;
-            a.set(i, query < ASKED ? s.asked.phi[at_feature<ASKED>(f + i / 2 * 4, query)] : 0.f);
-        }
-#pragma unroll
-        for (int e = 0; e < WRITTEN / 8; e++) {
-            Operand<2, true> b;
-#pragma unroll
-            for (int i = 0; i < 2; i++) b.set(i, s.written.phi[at_feature<WRITTEN>(f + i * 4, e * 8 + g)]);
-            multiply(sum[e], a, b);
-        }
-    }
-    float* part = s.rows + warp * WRITTEN * ASKED;
-#pragma unroll
-    for (int e = 0; e < WRITTEN / 8; e++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (int query = g + i / 2 * 8; query < ASKED) part[(e * 8 + l * 2 + i % 2) * ASKED + query] = sum[e][i];
+    // Queries are the product's rows, tokens its columns.
+    constexpr int COUNT = WRITTEN * ASKED;
+    near_parts<ASKED, WRITTEN>(s.asked.phi, s.written.phi, t.keys(), s.rows);
+    if (PROJECTED) near_parts<WRITTEN, WRITTEN>(s.written.phi, s.written.phi, t.keys(), s.rows + WARPS * COUNT);
     __syncthreads();
-    for (int i = threadIdx.x; i < WRITTEN * ASKED; i += THREADS) {
-        float total = 0;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) total += s.rows[w * WRITTEN * ASKED + i];
-        s.s[i] = total;
-    }
+    near_sum<COUNT>(s.rows, s.s);
+    if (PROJECTED) near_sum<WRITTEN * WRITTEN>(s.rows + WARPS * COUNT, s.written.near);
     __syncthreads();
+    if (PROJECTED) {
+        take_turns(t, s.written);
+        __syncthreads();
+    }
     if (threadIdx.x < ASKED) {
         float den = s.asked.den[threadIdx.x];
         for (int i = 0; i < t.m; i++) den += s.written.gamma[i] * s.s[i * ASKED + threadIdx.x];
         s.asked.den[threadIdx.x] = den;
         s.asked.b[threadIdx.x] = 1.f / den;
+    }
+    if (PROJECTED) {
+        make_psi(t, s.written);
+        int own = threadIdx.x / ASKED, query = threadIdx.x % ASKED;
+        float near = 0;
+        if (threadIdx.x < COUNT)
+            for (int i = own; i < t.m; i++) near += s.written.turn[i * WRITTEN + own] * s.s[i * ASKED + query];
+        __syncthreads();
+        if (threadIdx.x < COUNT) s.s[threadIdx.x] = near;
     }
     __syncthreads();
 }
@@ -83,7 +79,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LIGHT)
 write_read(const T* k, const T* v, const T* beta, float* a, const float* z, const int* empty, float* z_new, float* kept, const T* queries,
            const T* residual, T* y, int m, int count, int dm, int nu, int d, int buffers, bool correction) {
     i64 n = blockIdx.x;
-    Tokens<WRITTEN> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, correction && !(empty && empty[n])};
+    bool blank = empty && empty[n];
+    Tokens<WRITTEN> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, correction && (PROJECTED || !blank), PROJECTED, blank};
     Tokens<ASKED> q = {queries + n * count * dm, nullptr, t.z, count, dm, nu, false};
     Step s(t, buffers, (m + count) * WALKERS * COLUMNS);
     Tiles tiles(d, 0, 1, buffers);
@@ -137,7 +134,7 @@ write_read(const T* k, const T* v, const T* beta, float* a, const float* z, cons
         if (more) values.load(v, m, d, tiles.column(i + 1));
         __syncthreads();
         // Behind the last token's x there are sums, which zero features make nothing of.
-        update(t, s.written, held, s.rows, false, false, a, d, from);
+        update(t, s.written.psi, held, s.rows, false, false, a, d, from);
         each_own<ASKED>([&](int e, int query, int column) {
             int col = from + column;
             if (query >= count || col >= d) return;
@@ -161,7 +158,7 @@ write_read_backward(const T* k, const T* v, const T* beta, float* a, const float
     i64 n = blockIdx.x;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     bool blank = empty && empty[n];
-    Tokens<WRITTEN> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, correction && !blank};
+    Tokens<WRITTEN> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, correction && (PROJECTED || !blank), PROJECTED, blank};
     Tokens<ASKED> q = {queries + n * count * dm, nullptr, t.z, count, dm, nu, false};
     int pieces = early ? 3 : 2, dk = t.dk(), size = t.keys() * COLUMNS;
     Step s(t, pieces, (WRITTEN * WALKERS + ASKED) * COLUMNS);
@@ -186,7 +183,7 @@ write_read_backward(const T* k, const T* v, const T* beta, float* a, const float
     fill_up(t, s.tiles, pieces);
     load_both(t, q, s);
     Projections<ASKED> dqn;
-    Projections<WRITTEN> dphi;
+    Projections<WRITTEN> dphi, dpsi;
     for (int i = 0; i < tiles.count; i++) {
         float *held = piece(2 * i), *grad_held = piece(2 * i + 1);
         int from = tiles.column(i);
@@ -221,7 +218,7 @@ write_read_backward(const T* k, const T* v, const T* beta, float* a, const float
                 load_own(tile, held, first, own);
                 by_y.add(dqn.sum[j], tile);
                 if (blank) tile[0] = tile[1] = make_float4(0.f, 0.f, 0.f, 0.f);
-                back.add(tile, s.written.phi, first, own);
+                back.add(tile, s.written.psi, first, own);
                 store_own(tile, held, first, own);
                 save_own(tile, a, dk, d, Place(d, from, first, own), first, own);
             }
@@ -255,7 +252,7 @@ write_read_backward(const T* k, const T* v, const T* beta, float* a, const float
         });
         if (more) values.load(v, m, d, tiles.column(i + 1));
         __syncthreads();
-        // dphi += A dw + G x, and G becomes dA.
+        // dphi += A dw + G x, where G x is dpsi in the projected write, and G becomes dA.
         dphi.add(held, dw, t.keys());
         {
             Own own;
@@ -270,7 +267,8 @@ write_read_backward(const T* k, const T* v, const T* beta, float* a, const float
                 float4 tile[2];
                 load_own(tile, grad_held, first, own);
                 read.add(tile, s.asked.phi, first, own);
-                by_x.add(dphi.sum[j], tile);
+                if constexpr (PROJECTED) by_x.add(dpsi.sum[j], tile);
+                else by_x.add(dphi.sum[j], tile);
                 if (change) {
                     wrote.add(tile, s.written.phi, first, own);
                     save_own(tile, grad, dk, d, Place(d, from, first, own), first, own);
@@ -292,6 +290,12 @@ write_read_backward(const T* k, const T* v, const T* beta, float* a, const float
         dphi.each([&](int token, int key, float value) {
             if (token < m && key < dk) written_sums[token * dk + key] = side == 0 ? value : written_sums[token * dk + key] + value;
         });
+        if constexpr (PROJECTED)
+            dpsi.each([&](int token, int key, float value) {
+                if (key >= t.keys()) return;
+                float* place = s.written.psi + at_feature<WRITTEN>(key, token);
+                *place = side == 0 ? value : *place + value;
+            });
     }
     __syncthreads();
     // From dphi of a token, `row`, through DPFP, by a warp.
@@ -316,13 +320,15 @@ write_read_backward(const T* k, const T* v, const T* beta, float* a, const float
     }
     __syncthreads();
     add_features(q, s.asked, s.asked.dden, h, h); // all of dz' from here on
-    __syncthreads();
+    if constexpr (PROJECTED) turns_back(t, s.written, written_sums);
+    else __syncthreads();
     for (int i = warp; i < m; i += WARPS) {
         float *row = written_sums + i * dk, gamma = s.written.gamma[i], dden = s.written.dden[i], b = s.written.b[i];
-        for (int f = lane; f < dk; f += 32) row[f] += gamma * h[f] + dden * z[f];
+        for (int f = lane; f < dk; f += 32) row[f] += PROJECTED ? gamma * h[f] : gamma * h[f] + dden * z[f];
         slopes(k + (n * m + i) * dm, row, dk_out + (n * m + i) * dm);
         if (lane == 0) dbeta[n * m + i] = from_f32<T>(s.written.db[i] * b * (1.f - b));
     }
+    if (PROJECTED) return; // z' has nothing of z but z itself
     __syncthreads();
     add_features(t, s.written, s.written.dden, h, h);
 }

@@ -13,7 +13,11 @@
 //
 // Everything in shared memory is swizzled in eighths of a row, so that no access meets a bank twice and nothing is spent on padding. Keys are
 // filled up with zero rows to a multiple of 16, tokens with zero features.
+//
+// C_PROJECTED is the rule of the write. The paper's and the projected one differ in what is made of the tokens before the first tile and after the
+// last (assoc_turns.cuh): the walk asks A with features phi and adds to it with features psi, which are phi itself in the paper's write.
 constexpr int COLUMNS = C_COLUMNS, HELD = C_HELD, THREADS = 256, WARPS = THREADS / 32;
+constexpr bool PROJECTED = C_PROJECTED;
 constexpr float EPSILON = 1e-5f;
 constexpr bool TWO_PARTS = sizeof(T) == 4;
 // Blocks of 16 columns of a tile, and the warps of each of them, which walk down the keys side by side.
@@ -119,6 +123,8 @@ template <int GROUP> struct Tokens {
     const float* z;
     int m, dm, nu;
     bool corrected;
+    bool projected = false; // written by the projected rule
+    bool first = false;     // to an empty memory; the projected rule asks
     __device__ __forceinline__ int width() const { return 2 * dm; }
     __device__ __forceinline__ int dk() const { return 2 * dm * nu; }
     // Keys and tokens with those that fill up.
@@ -128,15 +134,25 @@ template <int GROUP> struct Tokens {
 };
 
 // What a block has in shared memory: `buffers` times `matrices` tiles, and behind them what it keeps of its tokens. `rows` are
-// [token][column] for products with a tile: sums of recall, then what is made of them.
+// [token][column] for products with a tile: sums of recall, then what is made of them. The projected write also has psi and, behind the
+// numbers, four squares [token][token]: `near`, the products of features; `turn`, the T of assoc_turns.cuh; and two to work with.
 struct Held {
-    float *tiles, *phi, *rows, *den, *gamma, *b, *db, *dden;
+    float *tiles, *phi, *psi, *rows, *den, *gamma, *b, *db, *dden, *near, *turn, *work;
     Held() = default;
     template <int GROUP> __device__ __forceinline__ Held(const Tokens<GROUP>& t, int buffers, int matrices, bool recalls) {
         tiles = (float*)shared_floats;
         phi = tiles + buffers * matrices * t.keys() * COLUMNS;
-        rows = phi + t.slots() * t.keys(); // r of every token at first
-        numbers(rows + t.slots() * max(recalls ? WALKERS * COLUMNS : COLUMNS, t.width()), t.slots());
+        psi = PROJECTED ? phi + GROUP * t.keys() : phi;
+        rows = psi + t.slots() * t.keys(); // r of every token at first, or every warp's part of `near`
+        int floats = t.slots() * max(recalls ? WALKERS * COLUMNS : COLUMNS, t.width());
+        float* end = numbers(rows + (PROJECTED ? max(floats, WARPS * GROUP * GROUP) : floats), t.slots());
+        if (PROJECTED) squares<GROUP>(end);
+    }
+    template <int GROUP> __device__ __forceinline__ float* squares(float* from) {
+        near = from;
+        turn = near + GROUP * GROUP;
+        work = turn + GROUP * GROUP;
+        return work + 2 * GROUP * GROUP;
     }
     // What is one number for a token, `slots` of each; gives where they end.
     __device__ __forceinline__ float* numbers(float* from, int slots) {
@@ -244,8 +260,13 @@ __device__ __forceinline__ void make_features(const Tokens<GROUP>& t, const Held
     float den = warp_sum(zk) + EPSILON;
     kk = warp_sum(kk) + EPSILON;
     if (lane == 0) {
-        s.den[slot] = den;
-        s.gamma[slot] = t.corrected ? fminf(fmaxf(1.f - den / kk, 0.f), 1.f) : 1.f;
+        if (t.projected) {
+            s.den[slot] = kk;
+            s.gamma[slot] = den; // `take_turns` makes gamma of it
+        } else {
+            s.den[slot] = den;
+            s.gamma[slot] = t.corrected ? fminf(fmaxf(1.f - den / kk, 0.f), 1.f) : 1.f;
+        }
         s.db[slot] = s.dden[slot] = 0.f;
     }
 }
@@ -357,7 +378,8 @@ __device__ __forceinline__ Operand<4> recall_operand(const float* column, int fr
     return a;
 }
 
-// rows[product][split][token][column] = sums of phi_i[f] tile[f][c] over a split's keys, for one or two tiles that lie `apart`.
+// rows[product][split][token][column] = sums of phi_i[f] tile[f][c] over a split's keys, for one or two tiles that lie `apart`. The second, which
+// is of a gradient, is asked with psi.
 template <int PRODUCTS, int GROUP>
 __device__ __forceinline__ void recall(const Tokens<GROUP>& t, const Held& s, const float* tile, int apart) {
     constexpr int SPLITS = WALKERS / PRODUCTS;
@@ -367,7 +389,8 @@ __device__ __forceinline__ void recall(const Tokens<GROUP>& t, const Held& s, co
     const float* column = recall_column(tile, split * 8, own);
 #pragma unroll 1
     for (int group = 0; group < t.groups(); group++) {
-        Recaller<GROUP> sums(s.phi + group * GROUP * keys, split * 8, own);
+        const float* features = PROJECTED && own.walker >= SPLITS ? s.psi : s.phi;
+        Recaller<GROUP> sums(features + group * GROUP * keys, split * 8, own);
 #pragma unroll (3 - GROUP / 8)
         for (int from = 0; from < keys - split * 8; from += SPLITS * 8) sums.add(recall_operand(column, from), from);
         sums.store(s.rows + (own.walker * t.slots() + group * GROUP) * COLUMNS, GROUP, own);
@@ -451,10 +474,10 @@ __device__ __forceinline__ void save_own(const float4 (&v)[2], U* matrix, int dk
     }
 }
 
-// tile += sum_i phi_i (x) x_i for all tokens, from x [token][column]; from zero, if `blank`. The result goes to columns [from, ..) of the
-// [dk, d] matrix `to` and, rounded, of `rounded` if given; with `stay` it also takes the tile's place.
+// tile += sum_i phi_i (x) x_i for all tokens, from features phi and x [token][column]; from zero, if `blank`. The result goes to columns
+// [from, ..) of the [dk, d] matrix `to` and, rounded, of `rounded` if given; with `stay` it also takes the tile's place.
 template <int GROUP>
-__device__ __forceinline__ void update(const Tokens<GROUP>& t, const Held& s, float* tile, const float* x, bool blank, bool stay, float* to,
+__device__ __forceinline__ void update(const Tokens<GROUP>& t, const float* phi, float* tile, const float* x, bool blank, bool stay, float* to,
                                        int d, int from, T* rounded = nullptr) {
     Own own;
     int keys = t.keys(), last = t.groups() - 1;
@@ -467,7 +490,7 @@ __device__ __forceinline__ void update(const Tokens<GROUP>& t, const Held& s, fl
             __syncwarp(); // stores may have parted the lanes
             float4 v[2] = {};
             if (!blank || group > 0) load_own(v, tile, first, own);
-            x_group.add(v, s.phi + group * GROUP * keys, first, own);
+            x_group.add(v, phi + group * GROUP * keys, first, own);
             if (stay || group < last) store_own(v, tile, first, own);
             if (group < last) continue;
             save_own(v, to, t.dk(), d, place, first, own);
@@ -546,3 +569,40 @@ template <int GROUP> struct Projections {
     }
 };
 
+// parts[warp][j][i] = phi_i . chi_j over the warp's keys, of DOWN tokens i and ACROSS tokens j. In two parts always: denominators are made of it.
+template <int DOWN, int ACROSS>
+__device__ __forceinline__ void near_parts(const float* phi, const float* chi, int keys, float* parts) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, l = lane % 4;
+    float sum[ACROSS / 8][4] = {};
+#pragma unroll 1
+    for (int f = warp * 8 + l; f < keys; f += WARPS * 8) {
+        Operand<4, true> a;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int token = g + i % 2 * 8;
+            a.set(i, token < DOWN ? phi[at_feature<DOWN>(f + i / 2 * 4, token)] : 0.f);
+        }
+#pragma unroll
+        for (int e = 0; e < ACROSS / 8; e++) {
+            Operand<2, true> b;
+#pragma unroll
+            for (int i = 0; i < 2; i++) b.set(i, chi[at_feature<ACROSS>(f + i * 4, e * 8 + g)]);
+            multiply(sum[e], a, b);
+        }
+    }
+    float* part = parts + warp * ACROSS * DOWN;
+#pragma unroll
+    for (int e = 0; e < ACROSS / 8; e++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (int token = g + i / 2 * 8; token < DOWN) part[(e * 8 + l * 2 + i % 2) * DOWN + token] = sum[e][i];
+}
+// The sums of the parts, in order, by all threads.
+template <int COUNT> __device__ __forceinline__ void near_sum(const float* parts, float* to) {
+    for (int i = threadIdx.x; i < COUNT; i += THREADS) {
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) total += parts[w * COUNT + i];
+        to[i] = total;
+    }
+}

@@ -1,8 +1,15 @@
 // The kernels of the associative memory that walk over A once, for tokens in groups of C_GROUP: the write, its undoing and its way back, and
 // the read of a few queries and its way back. Their pieces are in assoc_tile.cuh.
 constexpr int GROUP = C_GROUP;
-// Blocks on a multiprocessor of the writes, and of kernels with sums over columns. Where many are held, shared memory has room for one.
-constexpr int LIGHT = GROUP == 8 ? 3 : 2, HEAVY = HELD * GROUP / 8 > 6 ? 1 : 2;
+// Blocks on a multiprocessor of the writes, and of kernels with sums over columns. Where many are held, shared memory has room for one, or,
+// where they are of two kinds, the registers.
+constexpr int LIGHT = GROUP == 8 ? 3 : 2, HEAVY = HELD * GROUP / 8 > 6 || (PROJECTED && HELD == 6) ? 1 : 2;
+
+// The tokens' features and, in the projected write, what turns make of them. Ends with a barrier.
+__device__ __forceinline__ void load_written(const Tokens<GROUP>& t, const Held& s) {
+    load_features(t, s);
+    if (PROJECTED) load_turns(t, s);
+}
 
 // Projections with sums in memory, out [m][dk], for keys or tokens too many to be held. They begin with what is there, if `more`.
 __device__ __forceinline__ void project_to(const Tokens<GROUP>& t, const float* tile, const float* x, float* out, bool more) {
@@ -27,6 +34,7 @@ __device__ __forceinline__ void project_to(const Tokens<GROUP>& t, const float* 
     }
 }
 
+#if !C_PROJECTED // a read is the same after either write
 // y = residual + qn A for the few queries of a memory, at most one group: block n. Twin of read_features and a product.
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
 read_few(const T* q, const float* a, const float* z, const T* residual, T* y, int m, int dm, int nu, int d, int buffers) {
@@ -90,7 +98,7 @@ read_few_backward(const T* q, const float* a, const float* z, const T* dy, T* dq
         if (i + 1 < tiles.count) grad.load(dy, m, d, tiles.column(i + 1));
         tiles.ready();
         dqn.add(held, s.rows, t.keys());
-        if (da) update(t, s, held + size, s.rows, !add_a, false, da, d, tiles.column(i));
+        if (da) update(t, s.phi, held + size, s.rows, !add_a, false, da, d, tiles.column(i));
     }
     // What follows takes its pointers anew: they would be in the way above.
     q += n * m * dm, dq += n * m * dm, z += n * dk;
@@ -127,6 +135,7 @@ read_few_backward(const T* q, const float* a, const float* z, const T* dy, T* dq
     add_features(t, s, s.dden, add_z ? dz : nullptr, dz);
 }
 #endif
+#endif
 
 // Block (n, split). The last split, which has the fewest tiles, also makes z'. a_new may be a: every block keeps to its own columns. If
 // given, `kept` receives what was added to each key, [n, m, d], and `rounded` the new memory in the tokens' type.
@@ -135,7 +144,8 @@ write(const T* k, const T* v, const T* beta, const float* a, const float* z, con
       T* rounded, int m, int dm, int nu, int d, int splits, int buffers, bool correction) {
     int split = blockIdx.x % splits;
     i64 n = blockIdx.x / splits;
-    Tokens<GROUP> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, correction && !(empty && empty[n])};
+    bool blank = empty && empty[n];
+    Tokens<GROUP> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, correction && (PROJECTED || !blank), PROJECTED, blank};
     Held s(t, buffers, 1, true);
     Tiles tiles(d, split, splits, buffers);
     int size = t.keys() * COLUMNS;
@@ -147,7 +157,7 @@ write(const T* k, const T* v, const T* beta, const float* a, const float* z, con
     Ahead<GROUP> values;
     values.load(v, m, d, tiles.column(0));
     fill_up(t, s.tiles, buffers);
-    load_features(t, s);
+    load_written(t, s);
     if (split == splits - 1) add_features(t, s, s.gamma, t.z, z_new + n * t.dk());
     for (int i = 0; i < tiles.count; i++) {
         float* held = s.tiles + i % buffers * size;
@@ -167,7 +177,7 @@ write(const T* k, const T* v, const T* beta, const float* a, const float* z, con
             });
         if (i + 1 < tiles.count) values.load(v, m, d, tiles.column(i + 1));
         __syncthreads();
-        update(t, s, held, s.rows, false, false, a_new, d, from, rounded);
+        update(t, s.psi, held, s.rows, false, false, a_new, d, from, rounded);
     }
 }
 
@@ -182,12 +192,12 @@ __device__ __forceinline__ void take_back(const Tokens<GROUP>& t, const Held& s,
         });
 }
 
-// Block (n, split): a = a - sum_i phi_i (x) kept_i, in place; zero if it was empty.
+// Block (n, split): a = a - sum_i psi_i (x) kept_i, in place; zero if it was empty.
 extern "C" __global__ void __launch_bounds__(THREADS, LIGHT)
 write_undo(const T* k, const T* beta, const float* z, const int* empty, const float* kept, float* a, int m, int dm, int nu, int d, int splits,
            int buffers) {
     i64 n = blockIdx.x / splits;
-    Tokens<GROUP> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, false};
+    Tokens<GROUP> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, false, PROJECTED};
     Held s(t, buffers, 1, false);
     Tiles tiles(d, (int)(blockIdx.x % splits), splits, buffers);
     int size = t.keys() * COLUMNS;
@@ -197,24 +207,25 @@ write_undo(const T* k, const T* beta, const float* z, const int* empty, const fl
     tiles.begin(fetch);
     Ahead<GROUP> taken;
     taken.load(kept, m, d, tiles.column(0));
-    load_features(t, s);
+    load_written(t, s);
     for (int i = 0; i < tiles.count; i++) {
         int from = tiles.column(i);
         tiles.next(i, fetch);
         take_back(t, s, taken, kept, blank, d, from);
         if (i + 1 < tiles.count) taken.load(kept, m, d, tiles.column(i + 1));
         tiles.ready();
-        update(t, s, s.tiles + i % buffers * size, s.rows, blank, false, a, d, from);
+        update(t, s.psi, s.tiles + i % buffers * size, s.rows, blank, false, a, d, from);
     }
 }
 
 // Block (n, split): dv, sums over the columns of each side of the split's tiles of dphi [n, split, side, m, dk], and over all of them of db
-// and dden [n, split, 2, m], and, if `change`, grad turned from dA' to dA. With `kept`, a is the new memory and becomes the old one.
+// and dden [n, split, 2, m], and, if `change`, grad turned from dA' to dA. With `kept`, a is the new memory and becomes the old one. In the
+// projected write dphi is [n, split, side, 2, m, dk]: what comes back to phi from A, and what comes back to psi.
 extern "C" __global__ void __launch_bounds__(THREADS, HEAVY)
 write_backward(const T* k, const T* v, const T* beta, float* a, const float* z, float* grad, T* dv, bool change, float* dphi, float* scalars,
                const int* empty, const float* kept, int m, int dm, int nu, int d, int splits, int buffers) {
     i64 n = blockIdx.x / splits;
-    Tokens<GROUP> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, false}; // gamma is not needed here
+    Tokens<GROUP> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, false, PROJECTED}; // gamma is not needed here
     Held s(t, buffers, 2, true);
     Tiles tiles(d, (int)(blockIdx.x % splits), splits, buffers);
     int dk = t.dk(), size = t.keys() * COLUMNS;
@@ -223,7 +234,9 @@ write_backward(const T* k, const T* v, const T* beta, float* a, const float* z, 
     a += n * dk * d, grad += n * dk * d, v += n * m * d, dv += n * m * d;
     if (kept) kept += n * m * d;
     bool blank = empty && empty[n];
-    auto own_dphi = [&] { return dphi + ((i64)blockIdx.x * SIDES + threadIdx.x / 32 % SIDES) * m * dk; };
+    constexpr int KINDS = PROJECTED ? 2 : 1;
+    auto own_dphi = [&] { return dphi + ((i64)blockIdx.x * SIDES + threadIdx.x / 32 % SIDES) * KINDS * m * dk; };
+    auto own_dpsi = [&] { return own_dphi() + m * dk; };
     auto fetch = [&](int i) {
         float* to = s.tiles + i % buffers * 2 * size;
         fetch_tile(to, a, dk, d, tiles.column(i));
@@ -234,8 +247,8 @@ write_backward(const T* k, const T* v, const T* beta, float* a, const float* z, 
     values.load(v, m, d, tiles.column(0));
     if (kept) taken.load(kept, m, d, tiles.column(0));
     fill_up(t, s.tiles, 2 * buffers);
-    load_features(t, s);
-    Projections<GROUP> projections;
+    load_written(t, s);
+    Projections<GROUP> projections, of_psi;
     for (int i = 0; i < tiles.count; i++) {
         float *held = s.tiles + i % buffers * 2 * size, *grad_held = held + size;
         int from = tiles.column(i);
@@ -248,7 +261,7 @@ write_backward(const T* k, const T* v, const T* beta, float* a, const float* z, 
         tiles.ready();
         if (kept) {
             // The tile is the new memory: back to the old one, here and where it lies.
-            update(t, s, held, s.rows, blank, true, a, d, from);
+            update(t, s.psi, held, s.rows, blank, true, a, d, from);
             __syncthreads();
         }
         recall<2>(t, s, held, size);
@@ -274,19 +287,75 @@ write_backward(const T* k, const T* v, const T* beta, float* a, const float* z, 
         if (more) values.load(v, m, d, tiles.column(i + 1));
         __syncthreads();
         if (HELD) {
-            projections.add(grad_held, x, t.keys());
+            if constexpr (PROJECTED) of_psi.add(grad_held, x, t.keys());
+            else projections.add(grad_held, x, t.keys());
             projections.add(held, dw, t.keys());
         } else {
-            project_to(t, grad_held, x, own_dphi(), i > 0);
-            project_to(t, held, dw, own_dphi(), true);
+            project_to(t, grad_held, x, PROJECTED ? own_dpsi() : own_dphi(), i > 0);
+            project_to(t, held, dw, own_dphi(), !PROJECTED || i > 0);
         }
-        if (change) update(t, s, grad_held, dw, false, false, grad, d, from);
+        if (change) update(t, s.phi, grad_held, dw, false, false, grad, d, from);
     }
     if (HELD)
         projections.each([&](int token, int key, float value) {
             if (token < m && key < dk) own_dphi()[(i64)token * dk + key] = value;
         });
+    if constexpr (HELD && PROJECTED)
+        of_psi.each([&](int token, int key, float value) {
+            if (token < m && key < dk) own_dpsi()[(i64)token * dk + key] = value;
+        });
     __syncthreads();
     scalars += (i64)blockIdx.x * 2 * m;
     for (int i = threadIdx.x; i < m; i += THREADS) scalars[i] = s.db[i], scalars[m + i] = s.dden[i];
 }
+
+#if C_PROJECTED
+// What is left of the projected write's way back: block n adds its sums, `count` of both kinds of dphi [n, count, 2, m, dk] and `splits` of db and
+// dden [n, splits, 2, m], in order, takes psi's way back and finishes dk and dbeta. dz is dz' here, so that h is only read.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+projected_backward_sum(const T* k, const T* beta, const float* z, const int* empty, const float* h, const float* parts, const float* scalars,
+                       T* dk_out, T* dbeta, int m, int dm, int nu, int count, int splits, bool correction) {
+    i64 n = blockIdx.x;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    Tokens<GROUP> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, correction, PROJECTED, empty && empty[n]};
+    Held s(t, 1, 1, false);
+    int dk = t.dk(), keys = t.keys();
+    float* dphi = s.tiles; // [token][dk]
+    h += n * dk, parts += n * count * 2 * m * dk, scalars += n * splits * 2 * m;
+    load_written(t, s);
+#pragma unroll 2
+    for (int i = threadIdx.x; i < GROUP * keys; i += THREADS) {
+        int token = i / keys, f = i % keys;
+        float sum = 0, of_psi = 0;
+        if (token < m && f < dk) {
+            const float* own = parts + (i64)token * dk + f;
+            sum = s.gamma[token] * h[f];
+#pragma unroll 4
+            for (int part = 0; part < count; part++) {
+                sum += own[(i64)part * 2 * m * dk];
+                of_psi += own[((i64)part * 2 + 1) * m * dk];
+            }
+            dphi[token * dk + f] = sum;
+        }
+        s.psi[at_feature<GROUP>(f, token)] = of_psi;
+    }
+    if (threadIdx.x < m)
+        for (int split = 0; split < splits; split++) {
+            s.db[threadIdx.x] += scalars[(i64)split * 2 * m + threadIdx.x];
+            s.dden[threadIdx.x] += scalars[(i64)split * 2 * m + m + threadIdx.x];
+        }
+    turns_back(t, s, dphi);
+    for (int i = warp; i < m; i += WARPS) {
+        const T* token = t.k + i * dm;
+        float* r = s.rows + i * t.width();
+        for (int c = lane; c < t.width(); c += 32) r[c] = rectified(token, c, dm);
+        __syncwarp();
+        for (int c = lane; c < dm; c += 32) {
+            float slope = dpfp_slope(to_f32(token[c]), c, dm, nu, [&](int j) { return r[j]; }, [&](int f) { return dphi[i * dk + f]; });
+            dk_out[(n * m + i) * dm + c] = from_f32<T>(slope);
+        }
+        float b = s.b[i];
+        if (lane == 0) dbeta[n * m + i] = from_f32<T>(s.db[i] * b * (1.f - b));
+    }
+}
+#endif

@@ -76,6 +76,69 @@ template <int N> __device__ __forceinline__ void to_operand(u32 (&a)[N / 16][4],
         for (int half = 0; half < 2; half++) a[n / 2][(n & 1) * 2 + half] = pack(x[n][2 * half], x[n][2 * half + 1]);
 }
 
+#define NONE __int_as_float(0xff800000)
+
+// Scores s [16, 8 N] of the warp's rows from `first` on and of keys from j0 on that a row does not see become the least there is: keys
+// beyond its own place, which is `offset` further than its number, past the end, or hidden by the mask (may be null).
+template <int N>
+__device__ __forceinline__ void hide(float (&s)[N][4], int j0, int first, int offset, int tk, const int* mask) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int c = 0; c < N; c++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int key = j0 + c * 8 + lane % 4 * 2 + e, last = first + lane / 4 + offset;
+            bool visible = key < tk && (!mask || mask[key]);
+            if (!visible || key > last) s[c][e] = NONE;
+            if (!visible || key > last + 8) s[c][2 + e] = NONE;
+        }
+}
+
+// The running softmax of a warp's 16 rows: the largest score so far of rows lane / 4 and 8 below, and the lane's part of the sums.
+struct Softmax {
+    float most[2] = {NONE, NONE}, total[2] = {0.f, 0.f};
+    // Scores [16, 8 N] become weights e^(scale (s - most)), where turn = scale log2(e), and what `sum` holds so far is made to fit.
+    template <int N> __device__ __forceinline__ void weigh(float (&s)[N][4], float (&sum)[CHUNKS][4], float turn) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float m = most[half];
+#pragma unroll
+            for (int c = 0; c < N; c++) m = fmaxf(m, fmaxf(s[c][2 * half], s[c][2 * half + 1]));
+            m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+            m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+            float shift = m == NONE ? 0.f : m * turn, keep = exp2_of(most[half] * turn - shift), add = 0.f;
+            most[half] = m;
+#pragma unroll
+            for (int c = 0; c < N; c++)
+#pragma unroll
+                for (int e = 2 * half; e < 2 * half + 2; e++) {
+                    s[c][e] = exp2_of(s[c][e] * turn - shift);
+                    add += s[c][e];
+                }
+            total[half] = total[half] * keep + add;
+#pragma unroll
+            for (int c = 0; c < CHUNKS; c++) {
+                sum[c][2 * half] *= keep;
+                sum[c][2 * half + 1] *= keep;
+            }
+        }
+    }
+    // One over the sums, and the log-sum-exp of the rows from `first` on, of tq, to lse [tq] (may be null).
+    __device__ __forceinline__ void finish(float (&inverse)[2], float* lse, int first, int tq, float scale) const {
+        int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float x = total[half];
+            x += __shfl_xor_sync(~0u, x, 1);
+            x += __shfl_xor_sync(~0u, x, 2);
+            inverse[half] = x > 0.f ? 1.f / x : 0.f;
+            int row = first + lane / 4 + half * 8;
+            // Infinite where nothing is visible: probabilities computed from it are zero.
+            if (lse && lane % 4 == 0 && (u32)row < (u32)tq) lse[row] = x > 0.f ? most[half] * scale + log2f(x) * LN_2 : -NONE;
+        }
+    }
+};
+
 // The warp's 16 rows of a result, times a factor for each half, through its own rows of a tile that it no longer needs.
 __device__ __forceinline__ void store(bf16* to, i64 stride, int first, int limit, bf16* tile, int own_row, const float (&sum)[CHUNKS][4],
                                       float low, float high) {

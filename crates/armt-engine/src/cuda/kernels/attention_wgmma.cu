@@ -115,8 +115,9 @@ attention_forward(const bf16* q, const bf16* k, const bf16* v, const int* mask, 
     load(ks, k, k_row, 0, PASS, end);
     load(vs, v, k_row, 0, PASS, end);
     commit();
-    const float none = __int_as_float(0xff800000), turn = scale * LOG2_E;
-    float sum[CHUNKS][4], most[2] = {none, none}, total[2] = {0.f, 0.f};
+    const float turn = scale * LOG2_E;
+    float sum[CHUNKS][4];
+    Softmax softmax;
     clear(sum);
     arrive();
     u32 own_q[SIZE / 16][4];
@@ -128,40 +129,8 @@ attention_forward(const bf16* q, const bf16* k, const bf16* v, const int* mask, 
         scores(s, own_q, kt);
         wait_products<0>();
         ready(s);
-        if (mask || j0 + N - 1 > first + offset) {
-#pragma unroll
-            for (int c = 0; c < N / 8; c++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    int key = j0 + c * 8 + lane % 4 * 2 + e, last = first + lane / 4 + offset;
-                    bool visible = key < tk && (!mask || mask[key]);
-                    if (!visible || key > last) s[c][e] = none;
-                    if (!visible || key > last + 8) s[c][2 + e] = none;
-                }
-        }
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float m = most[half];
-#pragma unroll
-            for (int c = 0; c < N / 8; c++) m = fmaxf(m, fmaxf(s[c][2 * half], s[c][2 * half + 1]));
-            m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
-            m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
-            float shift = m == none ? 0.f : m * turn, keep = exp2_of(most[half] * turn - shift), add = 0.f;
-            most[half] = m;
-#pragma unroll
-            for (int c = 0; c < N / 8; c++)
-#pragma unroll
-                for (int e = 2 * half; e < 2 * half + 2; e++) {
-                    s[c][e] = exp2_of(s[c][e] * turn - shift);
-                    add += s[c][e];
-                }
-            total[half] = total[half] * keep + add;
-#pragma unroll
-            for (int c = 0; c < CHUNKS; c++) {
-                sum[c][2 * half] *= keep;
-                sum[c][2 * half + 1] *= keep;
-            }
-        }
+        if (mask || j0 + N - 1 > first + offset) hide(s, j0, first, offset, tk, mask);
+        softmax.weigh(s, sum, turn);
         u32 p[N / 16][4];
         to_operand<N>(p, s);
         open_products();
@@ -185,17 +154,7 @@ attention_forward(const bf16* q, const bf16* k, const bf16* v, const int* mask, 
             use(Count<PASS>(), j0, ks + buffer, vs + buffer);
     }
     float inverse[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float x = total[half];
-        x += __shfl_xor_sync(~0u, x, 1);
-        x += __shfl_xor_sync(~0u, x, 2);
-        inverse[half] = x > 0.f ? 1.f / x : 0.f;
-        int row = first + lane / 4 + half * 8;
-        // Infinite where nothing is visible: probabilities computed from it are zero.
-        if (lse && lane % 4 == 0 && (u32)row < (u32)tq)
-            lse[(i64)head * tq + row] = x > 0.f ? most[half] * scale + log2f(x) * LN_2 : __int_as_float(0x7f800000);
-    }
+    softmax.finish(inverse, lse ? lse + (i64)head * tq : nullptr, first, tq, scale);
     store(o + n * tq * heads * SIZE + h * SIZE, (i64)heads * SIZE, first, tq, qs, own, sum, inverse[0], inverse[1]);
 }
 
@@ -243,17 +202,7 @@ attention_backward_q(const bf16* q, const bf16* k, const bf16* v, const int* mas
         scores(dp, own_g, vt);
         wait_products<1>();
         ready(s);
-        if (mask || j0 + N - 1 > first + offset) {
-#pragma unroll
-            for (int c = 0; c < N / 8; c++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    int key = j0 + c * 8 + lane % 4 * 2 + e, last = first + lane / 4 + offset;
-                    bool visible = key < tk && (!mask || mask[key]);
-                    if (!visible || key > last) s[c][e] = __int_as_float(0xff800000);
-                    if (!visible || key > last + 8) s[c][2 + e] = __int_as_float(0xff800000);
-                }
-        }
+        if (mask || j0 + N - 1 > first + offset) hide(s, j0, first, offset, tk, mask);
 #pragma unroll
         for (int c = 0; c < N / 8; c++)
 #pragma unroll

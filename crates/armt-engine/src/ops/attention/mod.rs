@@ -93,7 +93,7 @@ const LARGEST: usize = 256;
 
 fn expect_size(op: &'static str, x: &Tensor, heads: Heads) -> Result<()> {
     if x.device().is_cuda() && heads.size > LARGEST {
-        return Err(Error::argument(op, format!("expected heads of at most {LARGEST} dimensions on CUDA, got {}", heads.size)));
+        return Err(Error::unsupported(op, format!("expected heads of at most {LARGEST} dimensions on CUDA, got {}", heads.size)));
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! How the CUDA kernels of `assoc_walk.cu` and `assoc_step.cu` cut a memory: into tiles of columns, of which a block walks over all or a share.
 
-use super::MemorySizes;
+use super::{MemorySizes, WriteRule};
 use crate::cuda::{CudaDevice, Launch};
 use crate::error::{Error, Result};
 use crate::paths::{self, Card};
@@ -13,6 +13,19 @@ pub(super) struct Held {
     pub(super) tiles: usize,
     /// Whether it asks tiles for what is stored, which takes room for partial sums.
     pub(super) recalls: bool,
+    /// Whether tokens take turns, which takes room for a second set of features and for what passes between them. A read is compiled as
+    /// the paper's write.
+    pub(super) rule: WriteRule,
+}
+
+/// Floats of `numbers` and squares that a group of tokens has beside its features.
+fn token_floats(group: usize, rule: WriteRule) -> usize {
+    5 * group + if rule == WriteRule::Projected { 4 * group * group } else { 0 }
+}
+
+/// Sets of features of each token: phi, and psi where tokens take turns.
+fn feature_sets(rule: WriteRule) -> usize {
+    if rule == WriteRule::Projected { 2 } else { 1 }
 }
 
 /// A cut. `assoc_walk.cu` lays its shared memory out by the same numbers.
@@ -23,6 +36,10 @@ pub(super) struct Cut {
     group: usize,
     /// Blocks of 16 keys of which a warp can hold sums over columns, or 0 where there are more; the kernels are compiled for it.
     pub(super) held: usize,
+    rule: WriteRule,
+    /// Keys, filled up.
+    keys: usize,
+    dm: usize,
     /// Blocks that share the tiles of a memory.
     pub(super) splits: usize,
     /// Two where the next tile is loaded while this one is worked on.
@@ -65,6 +82,13 @@ fn splits(n: usize, tiles: usize, slots: usize) -> usize {
     (1..=tiles).rev().min_by_key(cost).unwrap_or(1)
 }
 
+/// Tokens of a projected write that take their turns in one pass over A: all, or as many as a block has room for.
+pub(super) fn tokens_in_a_pass(card: Card, s: MemorySizes) -> usize {
+    let held = Held { tiles: 2, recalls: true, rule: WriteRule::Projected };
+    let most = s.m.min(paths::TURNS);
+    if Cut::new(card, MemorySizes { m: most, ..s }, held).is_ok() { most } else { most.min(GROUPS[0]) }
+}
+
 impl Cut {
     /// The first shape of which several blocks fit on a multiprocessor, or else one. Tokens so many that not even one fits are an error.
     pub(super) fn new(card: Card, s: MemorySizes, held: Held) -> Result<Self> {
@@ -74,8 +98,10 @@ impl Cut {
         let keys = s.dk().next_multiple_of(16);
         let bytes = |(columns, buffers): (usize, usize)| {
             // Sums of recall by every warp, of 16 columns each; r before that.
-            let rows = if held.recalls { 16 * WARPS } else { columns };
-            4 * (buffers * held.tiles * keys * columns + slots * (keys + rows.max(2 * s.dm) + 5))
+            let rows = slots * if held.recalls { 16 * WARPS } else { columns }.max(2 * s.dm);
+            let rows = if held.rule == WriteRule::Projected { rows.max(WARPS * group * group) } else { rows };
+            let tokens = slots * feature_sets(held.rule) * keys + rows + token_floats(slots, held.rule);
+            4 * (buffers * held.tiles * keys * columns + tokens)
         };
         let together = if group == 8 && held.tiles == 1 { 3 } else { 2 };
         let tiles = |columns: usize| s.d.div_ceil(columns);
@@ -87,12 +113,13 @@ impl Cut {
             let needed = bytes((16, 1));
             let message =
                 format!("{} tokens of {} features need {needed} bytes of shared memory, this GPU has {limit}", s.m, s.dk());
-            Error::argument("associative memory", message)
+            Error::unsupported("associative memory", message)
         })?;
         let (columns, buffers) = shape;
+        let rule = held.rule;
         let held = held_blocks(keys, columns).filter(|_| s.m <= group).unwrap_or(0);
         let splits = splits(columns);
-        Ok(Cut { columns, group, held, splits, buffers, blocks: s.n * splits, shared: bytes(shape) })
+        Ok(Cut { columns, group, held, rule, keys, dm: s.dm, splits, buffers, blocks: s.n * splits, shared: bytes(shape) })
     }
 
     /// Sums over columns that a memory's blocks leave for each token.
@@ -102,8 +129,21 @@ impl Cut {
 
     /// A kernel of `assoc_walk.cu` on this cut.
     pub(super) fn launch<'a>(&self, cuda: &'a CudaDevice, dtype: DType, name: &str) -> Result<Launch<'a>> {
-        let defines = [("C_COLUMNS", self.columns), ("C_GROUP", self.group), ("C_HELD", self.held)];
-        Ok(cuda.kernel_with("assoc_walk", dtype, &defines, name)?.grid(self.blocks, 1, 1).shared(self.shared))
+        Ok(self.kernel(cuda, dtype, name)?.grid(self.blocks, 1, 1).shared(self.shared))
+    }
+
+    /// The kernel that adds what the blocks of a projected write's way back left: a block a memory, with a tile's place for its sums.
+    pub(super) fn launch_sum<'a>(&self, cuda: &'a CudaDevice, dtype: DType) -> Result<Launch<'a>> {
+        let rows = (self.group * self.columns.max(2 * self.dm)).max(WARPS * self.group * self.group);
+        let features = self.group * feature_sets(self.rule) * self.keys;
+        let shared = 4 * (self.keys * self.columns + features + rows + token_floats(self.group, self.rule));
+        Ok(self.kernel(cuda, dtype, "projected_backward_sum")?.grid(self.blocks / self.splits, 1, 1).shared(shared))
+    }
+
+    fn kernel<'a>(&self, cuda: &'a CudaDevice, dtype: DType, name: &str) -> Result<Launch<'a>> {
+        let projected = usize::from(self.rule == WriteRule::Projected);
+        let defines = [("C_COLUMNS", self.columns), ("C_GROUP", self.group), ("C_HELD", self.held), ("C_PROJECTED", projected)];
+        cuda.kernel_with("assoc_walk", dtype, &defines, name)
     }
 }
 
@@ -113,6 +153,7 @@ pub(super) struct StepCut {
     group: usize,
     queries: usize,
     held: usize,
+    rule: WriteRule,
     /// Whether the next tile is loaded while this one is worked on.
     pub(super) early: bool,
     blocks: usize,
@@ -121,14 +162,14 @@ pub(super) struct StepCut {
 
 impl StepCut {
     /// The cuts there and back, where one walk serves both and the memory fits it.
-    pub(super) fn new(card: Card, s: MemorySizes, queries: usize) -> Option<[Self; 2]> {
+    pub(super) fn new(card: Card, s: MemorySizes, queries: usize, rule: WriteRule) -> Option<[Self; 2]> {
         if !paths::write_read_in_one_walk(card, s, queries) {
             return None;
         }
-        Some([Self::cut(card, s, queries, false)?, Self::cut(card, s, queries, true)?])
+        Some([Self::cut(card, s, queries, rule, false)?, Self::cut(card, s, queries, rule, true)?])
     }
 
-    fn cut(card: Card, s: MemorySizes, queries: usize, back: bool) -> Option<Self> {
+    fn cut(card: Card, s: MemorySizes, queries: usize, rule: WriteRule, back: bool) -> Option<Self> {
         let limit = card.shared;
         let (group, asked, keys) = (group_of(s.m), group_of(queries), s.dk().next_multiple_of(16));
         let bytes = |(columns, buffers): (usize, usize)| {
@@ -136,29 +177,54 @@ impl StepCut {
             let pieces = if back { buffers + 1 } else { buffers };
             // Sums of recall by every warp, of 16 columns each, and the queries' rows; before that r of a token, or products, by every warp.
             let rows = if back { 16 * WARPS * group + columns * asked } else { 16 * WARPS * (s.m + queries) };
-            let rows = rows.max(WARPS * (2 * s.dm).max(group * asked));
-            4 * (pieces * keys * columns + (group + asked) * (keys + 5) + group * asked + rows)
+            let parts = group * asked + if rule == WriteRule::Projected { group * group } else { 0 };
+            let rows = rows.max(WARPS * (2 * s.dm).max(parts));
+            let features = (feature_sets(rule) * group + asked) * keys;
+            4 * (pieces * keys * columns + features + token_floats(group, rule) + 5 * asked + group * asked + rows)
         };
         let useful = |(columns, buffers): &(usize, usize)| *buffers == 1 || s.d > *columns;
         let fits = |room: usize| {
-            let shapes = SHAPES.into_iter().filter(useful);
-            shapes.filter_map(|shape| Some((shape, held_blocks(keys, shape.0)?))).find(|(shape, _)| bytes(*shape) <= room - 1024)
+            let shapes = SHAPES.into_iter().filter(useful).filter_map(|shape| Some((shape, held_blocks(keys, shape.0)?)));
+            // Three kinds of so many sums are more than there are registers.
+            let held = |held: usize| rule == WriteRule::Paper || held < 6 || group + asked < 2 * GROUPS[1];
+            shapes.filter(|(_, blocks)| held(*blocks)).find(|(shape, _)| bytes(*shape) <= room - 1024)
         };
         let ((columns, buffers), held) = fits(limit / 2).or_else(|| fits(limit + 1024))?;
         let shared = bytes((columns, buffers));
-        Some(StepCut { columns, group, queries: asked, held, early: buffers == 2, blocks: s.n, shared })
+        Some(StepCut { columns, group, queries: asked, held, rule, early: buffers == 2, blocks: s.n, shared })
     }
 
     /// A kernel of `assoc_step.cu` on this cut.
     pub(super) fn launch<'a>(&self, cuda: &'a CudaDevice, dtype: DType, name: &str) -> Result<Launch<'a>> {
-        let defines = [("C_COLUMNS", self.columns), ("C_GROUP", self.group), ("C_QUERIES", self.queries), ("C_HELD", self.held)];
+        let projected = usize::from(self.rule == WriteRule::Projected);
+        let defines = [
+            ("C_COLUMNS", self.columns),
+            ("C_GROUP", self.group),
+            ("C_HELD", self.held),
+            ("C_PROJECTED", projected),
+            ("C_QUERIES", self.queries),
+        ];
         Ok(cuda.kernel_with("assoc_step", dtype, &defines, name)?.grid(self.blocks, 1, 1).shared(self.shared))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::splits;
+    use super::*;
+
+    #[test]
+    fn tokens_take_turns_in_one_pass_where_a_block_has_room_for_them() {
+        let h200 = Card { multiprocessors: 132, shared: 227 << 10, wgmma: true };
+        let a100 = Card { multiprocessors: 108, shared: 163 << 10, wgmma: false };
+        let s = MemorySizes { n: 12, m: 16, dm: 64, d: 768, nu: 3 };
+        assert_eq!(tokens_in_a_pass(h200, s), 16);
+        assert_eq!(tokens_in_a_pass(h200, MemorySizes { m: 4, ..s }), 4);
+        assert_eq!(tokens_in_a_pass(h200, MemorySizes { m: 40, ..s }), 16);
+        assert_eq!(
+            (tokens_in_a_pass(h200, MemorySizes { dm: 128, ..s }), tokens_in_a_pass(a100, MemorySizes { dm: 128, ..s })),
+            (16, 8)
+        );
+    }
 
     #[test]
     fn blocks_share_tiles_without_a_round_for_a_few_of_them() {

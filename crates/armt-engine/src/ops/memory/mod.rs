@@ -5,7 +5,8 @@
 //! ```text
 //! dpfp         phi(x)
 //! read         y = A^T phi(q) / (z . phi(q) + eps) (+ residual)
-//! write        A' = A + sum_i phi_i (x) b_i (v_i - vbar_i), z' = z + sum_i gamma_i phi_i
+//! write        A' = A + sum_i phi_i (x) b_i (v_i - vbar_i), z' = z + sum_i gamma_i phi_i, all tokens against the old memory
+//! projected    the write whose tokens take turns, with vbar_i = A^T phi_i / |phi_i|^2: it does not wear the memory out
 //! write_read   a segment's write and the next segment's read of the same memories, in one walk over A where that pays
 //! cut          how the CUDA kernels cut a memory into tiles
 //! ```
@@ -15,6 +16,7 @@
 mod cut;
 mod dpfp;
 pub mod naive;
+mod projected;
 mod read;
 mod write;
 mod write_read;
@@ -28,6 +30,17 @@ pub use write_read::assoc_write_read;
 
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
+
+/// How a write changes a memory. The two are different models: a memory of one is nothing that the other could go on with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WriteRule {
+    /// The paper's: all tokens of a segment against the old memory, what is stored taken as A^T phi / (z . phi).
+    #[default]
+    Paper,
+    /// Tokens in turn, each against what the ones before it left, what is stored taken as A^T phi / |phi|^2.
+    Projected,
+}
 
 /// Added to z . phi and to |phi|^2, as the published code does.
 pub(crate) const EPSILON: f32 = 1e-5;

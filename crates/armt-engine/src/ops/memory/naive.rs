@@ -98,4 +98,31 @@ impl Memory {
         }
         new
     }
+
+    /// gamma of tokens that are written in turn, each against z as the ones before it left it: 1 if z is not to be corrected, and for the
+    /// first token of an empty memory.
+    pub fn gammas_in_turn(&self, tokens: &[Token], corrected: bool, empty: bool) -> Vec<f64> {
+        let mut memory = self.clone();
+        let mut gammas = Vec::new();
+        for token in tokens {
+            let gamma = if corrected && !(empty && gammas.is_empty()) { memory.gamma(&token.phi) } else { 1.0 };
+            memory.z.iter_mut().zip(&token.phi).for_each(|(z, phi)| *z += gamma * phi);
+            gammas.push(gamma);
+        }
+        gammas
+    }
+
+    /// The projected write: tokens in turn, each against what the ones before it left.
+    ///
+    /// vbar_i = A_{i-1}^T phi_i / (|phi_i|^2 + eps), A_i = A_{i-1} + phi_i (x) b_i (v_i - vbar_i), z_i = z_{i-1} + gamma_i phi_i.
+    pub fn write_projected(&self, tokens: &[Token], gammas: &[f64]) -> Memory {
+        let mut memory = self.clone();
+        for (token, gamma) in tokens.iter().zip(gammas) {
+            let n = dot(&token.phi, &token.phi) + EPSILON;
+            let stored = memory.recall(&token.phi);
+            let x: Vec<f64> = token.v.iter().zip(stored).map(|(v, w)| token.b * (v - w / n)).collect();
+            memory.add(&token.phi, &x, *gamma);
+        }
+        memory
+    }
 }

@@ -1,4 +1,4 @@
-//! The associative write of a segment's m memory tokens, all against the old memory:
+//! The associative write of a segment's m memory tokens, by the paper's rule (`projected.rs` has the other) all against the old memory:
 //!
 //! phi_i = DPFP(k_i), den_i = z . phi_i + eps, vbar_i = A^T phi_i / den_i, b_i = sigmoid(beta_i),
 //! gamma_i = clip(1 - den_i / (|phi_i|^2 + eps), 0, 1), or 1 in a first segment or without correction, never differentiated;
@@ -19,7 +19,8 @@ use std::ops::Range;
 
 use super::cut::{Cut, Held};
 use super::dpfp::feature_width;
-use super::{MemorySizes, expect_rows, part};
+use super::{MemorySizes, WriteRule, expect_rows, part, projected};
+use crate::cpu::memory::projected as cpu_projected;
 use crate::cpu::memory::write::{self as cpu, WriteGradients, WriteInputs};
 use crate::cuda::CudaDevice;
 use crate::error::{Error, Result};
@@ -42,12 +43,15 @@ pub struct AssocWrite<'a> {
     pub a: &'a Tensor,
     /// Its normaliser, `[.., dk]`.
     pub z: &'a Tensor,
-    /// i32, one for each memory: nonzero where it is empty (all zero), so that gamma is 1.
+    /// i32, one for each memory: nonzero where it is empty (all zero), so that gamma is 1: of all tokens, or of the first where they take
+    /// turns.
     pub first: Option<&'a Tensor>,
     /// Whether gamma corrects z for keys that are there already.
     pub correction: bool,
     /// The order of DPFP.
     pub nu: usize,
+    /// How the memory changes.
+    pub rule: WriteRule,
 }
 
 /// The new (A, z), in f32. Operands whose shapes, types or devices do not fit together are an error.
@@ -84,6 +88,9 @@ pub(super) fn write(
     if via_f32(w.k) {
         let (k, v, beta) = (to_f32(w.k)?, to_f32(w.v)?, to_f32(w.beta)?);
         return write(AssocWrite { k: &k, v: &v, beta: &beta, ..w }, rows, in_place, None);
+    }
+    if let Some(tokens) = projected::passes(&w, rows.as_ref())? {
+        return projected::write_in_passes(w, tokens, rows, in_place, rounded);
     }
     let inputs = [w.k, w.v, w.beta, w.a, w.z];
     let (saved, a, z) = Saved::new(w, rows, in_place, in_place && is_recorded(&inputs))?;
@@ -138,10 +145,11 @@ pub(super) struct Saved {
     pub(super) z: Tensor,
     pub(super) first: Option<Tensor>,
     pub(super) correction: bool,
+    pub(super) rule: WriteRule,
     pub(super) sizes: MemorySizes,
     /// Which rows of the whole memory these are; `None`: all.
     pub(super) rows: Option<Range<usize>>,
-    /// What a write in place added to each key, f32 `[.., m, d]`, if it is to be taken back.
+    /// What a write in place added to each key, f32 `[.., m, d]`, if it is to be taken back. On CUDA the projected write added it to psi.
     pub(super) x: Option<Tensor>,
 }
 
@@ -170,6 +178,7 @@ impl Saved {
             z: old_z,
             first: w.first.map(Tensor::detach),
             correction: w.correction,
+            rule: w.rule,
             sizes,
             rows,
             x,
@@ -182,12 +191,13 @@ impl Saved {
             return self.on_cpu(|w| {
                 let mut x = self.x.as_ref().map(|x| x.write::<f32>(OP)).transpose()?;
                 let old = if in_place { None } else { Some(self.a.read::<f32>(OP)?) };
-                cpu::write(w, old.as_deref(), &mut a.write::<f32>(OP)?, &mut z.write::<f32>(OP)?, x.as_deref_mut());
+                let write = if self.rule == WriteRule::Projected { cpu_projected::write } else { cpu::write };
+                write(w, old.as_deref(), &mut a.write::<f32>(OP)?, &mut z.write::<f32>(OP)?, x.as_deref_mut());
                 Ok(())
             });
         };
         let s = self.sizes;
-        let cut = Cut::new(cuda.card(), s, Held { tiles: 1, recalls: true })?;
+        let cut = Cut::new(cuda.card(), s, Held { tiles: 1, recalls: true, rule: self.rule })?;
         let launch = cut.launch(cuda, self.k.dtype(), "write")?;
         let launch =
             launch.arg(&self.k).arg(&self.v).arg(&self.beta).arg(&self.a).arg(&self.z).arg(self.first.as_ref()).arg(a).arg(z);
@@ -206,7 +216,7 @@ impl Saved {
             });
         };
         let s = self.sizes;
-        let cut = Cut::new(cuda.card(), s, Held { tiles: 1, recalls: false })?;
+        let cut = Cut::new(cuda.card(), s, Held { tiles: 1, recalls: false, rule: self.rule })?;
         let launch = cut.launch(cuda, self.k.dtype(), "write_undo")?.arg(&self.k).arg(&self.beta).arg(&self.z);
         let launch = launch.arg(self.first.as_ref()).arg(x).arg(&self.a);
         let launch = launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32);
@@ -230,10 +240,11 @@ impl Saved {
     /// dk, dv and dbeta, and g and h turned into the gradients of A and z. Without `update`, g stays as it was.
     fn backward_on(&self, cuda: &CudaDevice, [g, h]: [&Tensor; 2], [dk, dv, dbeta]: [&Tensor; 3], update: bool) -> Result<()> {
         let s = self.sizes;
-        let cut = Cut::new(cuda.card(), s, Held { tiles: 2, recalls: true })?;
+        let cut = Cut::new(cuda.card(), s, Held { tiles: 2, recalls: true, rule: self.rule })?;
         let (dtype, device) = (self.k.dtype(), self.k.device());
         // Sums over columns: of dphi, and of db and dden.
-        let features = Tensor::uninit([s.n, cut.sums(), s.m, s.dk()], DType::F32, device)?;
+        let kinds = if self.rule == WriteRule::Projected { 2 } else { 1 };
+        let features = Tensor::uninit([s.n, cut.sums(), kinds, s.m, s.dk()], DType::F32, device)?;
         let scalars = Tensor::uninit([s.n, cut.splits, 2, s.m], DType::F32, device)?;
         let launch = cut.launch(cuda, dtype, "write_backward")?;
         let launch = launch.arg(&self.k).arg(&self.v).arg(&self.beta).arg(&self.a).arg(&self.z).arg(g);
@@ -241,9 +252,13 @@ impl Saved {
         let launch = launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32);
         launch.arg(cut.splits as i32).arg(cut.buffers as i32).run()?;
 
-        let shared = 4 * (8 * (2 * s.dm + s.dk()) + s.dk() + 8);
-        let launch = cuda.kernel("assoc", dtype, "write_backward_sum")?;
-        let launch = launch.grid(s.n, 1, 1).shared(shared);
+        let launch = match self.rule {
+            WriteRule::Projected => cut.launch_sum(cuda, dtype)?,
+            WriteRule::Paper => {
+                let shared = 4 * (8 * (2 * s.dm + s.dk()) + s.dk() + 8);
+                cuda.kernel("assoc", dtype, "write_backward_sum")?.grid(s.n, 1, 1).shared(shared)
+            }
+        };
         let launch = launch.arg(&self.k).arg(&self.beta).arg(&self.z).arg(self.first.as_ref()).arg(h).arg(&features).arg(&scalars);
         let launch = launch.arg(dk).arg(dbeta);
         let launch = launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32);
@@ -270,7 +285,9 @@ impl Backward for Saved {
                         da: &mut g.write::<f32>(OP)?,
                         dz: &mut h.write::<f32>(OP)?,
                     };
-                    cpu::write_backward(w, &self.a.read::<f32>(OP)?, out);
+                    let write_backward =
+                        if self.rule == WriteRule::Projected { cpu_projected::write_backward } else { cpu::write_backward };
+                    write_backward(w, &self.a.read::<f32>(OP)?, out);
                     Ok(())
                 })?;
             }

@@ -8,7 +8,8 @@
 //! written once instead of twice.
 //!
 //! Backward, with dA', dz' and dy: y_q = dy_q / den_q, dqn_q = A' y_q, dden_q = -(dqn_q . phi_q) / den_q, dphi_q = dqn_q + dden_q z' gives dq;
-//! G = dA' + sum_q phi_q (x) y_q and h = dz' + sum_q dden_q phi_q are what the write's way back begins with, once A' is A again.
+//! G = dA' + sum_q phi_q (x) y_q and h = dz' + sum_q dden_q phi_q are what the write's way back begins with, once A' is A again. All of this
+//! holds for either rule of the write.
 
 use std::ops::Range;
 
@@ -37,7 +38,8 @@ pub fn assoc_write_read(
     let (old_a, old_z) = (part(w.a, Some(&rows)), part(w.z, Some(&rows)));
     let sizes = write::checked(&AssocWrite { a: &old_a, z: &old_z, ..w })?;
     let asked = read::checked(q, &old_a, &old_z, w.nu, residual)?;
-    let one_walk = cuda_of(w.k).filter(|_| q.dtype() == w.k.dtype()).and_then(|cuda| StepCut::new(cuda.card(), sizes, asked.m));
+    let one_walk =
+        cuda_of(w.k).filter(|_| q.dtype() == w.k.dtype()).and_then(|cuda| StepCut::new(cuda.card(), sizes, asked.m, w.rule));
     let Some([there, back]) = one_walk else {
         let rounds = read::rounds(q) && q.dtype() == w.k.dtype();
         let rounded = rounds.then(|| Tensor::uninit(old_a.shape(), q.dtype(), q.device())).transpose()?;

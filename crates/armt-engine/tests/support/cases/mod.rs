@@ -5,7 +5,6 @@ pub mod attention;
 pub mod binary;
 pub mod cast;
 pub mod cross_entropy;
-pub mod dropout;
 pub mod embedding;
 pub mod matmul;
 pub mod memory;
@@ -14,6 +13,8 @@ pub mod reduce;
 pub mod rotary;
 pub mod slice;
 pub mod softmax;
+
+use armt_engine::ops::WriteRule;
 
 use super::Case;
 
@@ -33,15 +34,17 @@ macro_rules! each_group {
             binary: crate::support::cases::binary::cases;
             cast: crate::support::cases::cast::cases;
             cross_entropy: crate::support::cases::cross_entropy::cases;
-            dropout: crate::support::cases::dropout::cases;
             embedding: crate::support::cases::embedding::cases;
             linear: crate::support::cases::matmul::linear;
             matmul: crate::support::cases::matmul::products;
             memory_features: crate::support::cases::memory::dpfp::cases;
             memory_read: crate::support::cases::memory::read::cases;
-            memory_reads_and_writes_in_turn: crate::support::cases::memory::walk::cases;
-            memory_write: crate::support::cases::memory::write::cases;
-            memory_write_then_read: crate::support::cases::memory::write_read::cases;
+            memory_reads_between_papers_writes: crate::support::cases::memory::walk::papers;
+            memory_reads_between_projected_writes: crate::support::cases::memory::walk::projected;
+            memory_write_of_the_paper: crate::support::cases::memory::write::papers;
+            memory_write_of_the_paper_then_read: crate::support::cases::memory::write_read::papers;
+            memory_write_projected: crate::support::cases::memory::write::projected;
+            memory_write_projected_then_read: crate::support::cases::memory::write_read::projected;
             norm: crate::support::cases::norm::cases;
             reduce: crate::support::cases::reduce::cases;
             rotary: crate::support::cases::rotary::cases;
@@ -62,5 +65,5 @@ pub fn all() -> Vec<Case> {
 
 /// Cases too large for differences of plain loops, where one device is compared with another.
 pub fn large() -> Vec<Case> {
-    memory::write_read::large()
+    [WriteRule::Paper, WriteRule::Projected].into_iter().flat_map(memory::write_read::large).collect()
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::tasks::babi::Task;
-use crate::tasks::babilong::{Facts, Length};
+use crate::tasks::babilong::{Facts, Form, Length};
 
 /// How well a model answers the questions of one task in contexts of one length.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,6 +50,9 @@ pub struct Settings {
     pub simulated: bool,
     /// Whether the facts were told as they are.
     pub facts: Facts,
+    /// How contexts were written; reports from before there were forms had the mixed one.
+    #[serde(default)]
+    pub form: Form,
     /// Folders of books, stories and tokenizer, where they are not the project's or the model's.
     pub books: Option<String>,
     /// See `books`.

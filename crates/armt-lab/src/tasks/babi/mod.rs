@@ -2,8 +2,9 @@
 //!
 //! [`mod@file`] reads the published files (tasks 1 to 20); [`simulate`] makes new stories of tasks 1 to 5, as many as are wanted, by the
 //! rules that were measured on the published ones; [`solve`] is what a reader of the sentences knows, and so answers the questions
-//! of tasks 1 to 5 without a model.
+//! of tasks 1 to 5 without a model; [`distract`] makes sentences that only seem to be facts.
 
+pub mod distract;
 pub mod file;
 mod sentence;
 pub mod simulate;

@@ -22,9 +22,9 @@ use super::{Asked, Question, SIMULATED, Story, Task};
 use crate::error::{Error, Result};
 
 /// The people of qa1 to qa3.
-const FOUR: [&str; PEOPLE] = ["John", "Mary", "Sandra", "Daniel"];
+pub(super) const FOUR: [&str; PEOPLE] = ["John", "Mary", "Sandra", "Daniel"];
 /// The people of qa5.
-const GIVERS: [&str; PEOPLE] = ["Fred", "Jeff", "Bill", "Mary"];
+pub(super) const GIVERS: [&str; PEOPLE] = ["Fred", "Jeff", "Bill", "Mary"];
 /// Questions of a story.
 const QUESTIONS: usize = 5;
 /// A question's first support is among so many of the last facts.

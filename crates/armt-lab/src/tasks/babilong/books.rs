@@ -1,7 +1,7 @@
 //! Background text: the sentences of books as tokens, in order from a random place on.
 //!
 //! A reading draws a book and a sentence of it, goes on to the book's end, and draws again, as the benchmark does. Each sentence is
-//! tokenised by itself with a space before it; those under 10 tokens are skipped. A book is tokenised when it is first read from and
+//! tokenised by itself, with what its [`Form`] puts before it; those under 10 tokens are skipped. A book is tokenised when it is first read from and
 //! then kept as tokens, the text is not; beyond a limit the book that was taken up longest ago is given up, so that a folder of any
 //! size can be read in constant memory.
 
@@ -14,6 +14,8 @@ use armt::random::Random;
 use armt::text::{Tokenizer, sentences};
 use armt::{Error, Result};
 
+use super::Form;
+
 /// Shorter sentences are skipped, as in the benchmark: headings, exclamations and what was cut wrongly.
 const SHORTEST: usize = 10;
 /// Tokens that are kept in memory, of all books together: 256 MiB.
@@ -22,6 +24,7 @@ const KEPT: usize = 64 << 20;
 /// A folder of books.
 pub struct Books {
     tokenizer: Arc<Tokenizer>,
+    form: Form,
     files: Vec<PathBuf>,
     /// Each book once it is tokenised; locked while it is.
     slots: Vec<Mutex<Option<Arc<Book>>>>,
@@ -41,6 +44,11 @@ impl Books {
     /// The `.txt` files of a folder, in the order of their names. A folder without any is an error with its name; what is wrong with
     /// a book is one when it is read.
     pub fn open(folder: &Path, tokenizer: Arc<Tokenizer>) -> Result<Self> {
+        Self::open_in(Form::default(), folder, tokenizer)
+    }
+
+    /// As [`Books::open`], with sentences written in a form.
+    pub fn open_in(form: Form, folder: &Path, tokenizer: Arc<Tokenizer>) -> Result<Self> {
         let fail = |source| Error::Io { path: folder.into(), source };
         let mut files = Vec::new();
         for entry in std::fs::read_dir(folder).map_err(fail)? {
@@ -55,12 +63,17 @@ impl Books {
         // A folder lists its files in no certain order, and the same seed must mean the same book everywhere.
         files.sort();
         let slots = files.iter().map(|_| Mutex::default()).collect();
-        Ok(Books { tokenizer, files, slots, kept: Mutex::default(), limit: KEPT })
+        Ok(Books { tokenizer, form, files, slots, kept: Mutex::default(), limit: KEPT })
     }
 
     /// The books, in their order.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
+    }
+
+    /// How their sentences are written.
+    pub fn form(&self) -> Form {
+        self.form
     }
 
     /// The tokenizer of the sentences.
@@ -84,7 +97,7 @@ impl Books {
             if let Some(book) = slot.as_ref() {
                 return Ok(book.clone());
             }
-            slot.insert(Arc::new(Book::read(&self.files[i], &self.tokenizer)?)).clone()
+            slot.insert(Arc::new(Book::read(&self.files[i], &self.tokenizer, self.form)?)).clone()
         };
         // The slot is free again here: two threads that each hold one and wait for the other's could never go on.
         let mut kept = lock(&self.kept);
@@ -103,15 +116,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Book {
-    fn read(path: &Path, tokenizer: &Tokenizer) -> Result<Self> {
+    fn read(path: &Path, tokenizer: &Tokenizer, form: Form) -> Result<Self> {
         let bytes = std::fs::read(path).map_err(|source| Error::Io { path: path.into(), source })?;
         let text = String::from_utf8(bytes)
             .map_err(|e| Error::file(path, format!("expected UTF-8 text, got other bytes at {}", e.utf8_error().valid_up_to())))?;
         let mut book = Book { tokens: Vec::new(), ends: Vec::new() };
         let mut spaced = String::new();
-        for sentence in sentences(&text) {
+        for sentence in sentences(&text, form.lines()) {
             spaced.clear();
-            spaced.push(' ');
+            spaced.push_str(form.before_background());
             spaced.push_str(&sentence);
             let tokens = tokenizer.encode(&spaced)?;
             if tokens.len() >= SHORTEST {

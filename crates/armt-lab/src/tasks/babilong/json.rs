@@ -1,14 +1,15 @@
 //! Samples as lines of JSON, for other programs.
 //!
 //! `{"task":"qa1","length":"16k","tokens":16000,"seed":0,"sample":0,"question":"Where is Mary?","target":"garden","input":".."}`: the
-//! last three are the names of the published BABILong sets. The input is written sentence by sentence as it comes, with one space
-//! between sentences; the tokens that models of this project read, which are counted, have none before a fact.
+//! last three are the names of the published BABILong sets. The input is written sentence by sentence as it comes, as its form has it. In
+//! the mixed one there is one space between sentences; the tokens that models of this project read, which are counted, have none before a
+//! fact.
 
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use super::{Babilong, Length, Piece, Sample};
+use super::{Babilong, Form, Length, Piece, Sample};
 use crate::error::{Error, Result};
 use crate::tasks::babi::Task;
 
@@ -52,11 +53,20 @@ impl Line<'_> {
             let text = babilong.tokenizer().decode(piece.tokens())?;
             // The last sentence may be cut within a character.
             let text = if let Piece::Fact(_) = piece { &text } else { text.trim_end_matches(char::REPLACEMENT_CHARACTER) };
-            if !first {
+            let mixed = babilong.form() == Form::Mixed;
+            if mixed && !first {
                 out.write_all(b" ").map_err(fail)?;
             }
+            // Where every sentence has a space before it, a text has none.
+            let text = if mixed {
+                text.trim()
+            } else if first {
+                text.trim_start()
+            } else {
+                text
+            };
             first = false;
-            out.write_all(inside_quotes(text.trim()).as_bytes()).map_err(fail)?;
+            out.write_all(inside_quotes(text).as_bytes()).map_err(fail)?;
             if each(piece.tokens().len()).is_break() {
                 return Err(Error::Interrupted);
             }

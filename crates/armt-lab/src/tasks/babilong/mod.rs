@@ -3,14 +3,15 @@
 //! A sample is `context ++ question ++ GEN ++ answer ++ EOS`. The context has a given number of tokens, exactly: the facts, and
 //! background for the rest, whose last sentence is cut. For n sentences of background each fact is put into one of the n + 1 gaps, all
 //! alike and several facts into one if it comes so; the gaps are sorted, so that facts keep their order. Facts, question and answer are
-//! tokenised one by one, as they stand, with no space before them; GEN is the first token of the string "GEN". This is what the authors
-//! train and judge on; question and answer are not counted in the length, and the authors leave 20 tokens of their last segment for them.
+//! tokenised one by one; what stands before a fact or a sentence, and how many tokens a length has, is the [`Form`]'s. GEN is the first
+//! token of the string "GEN". Question and answer are not counted in the length.
 //!
 //! A context is a stream: whatever its length, no more of it is in memory than a sentence. How many sentences it will have, which the
 //! gaps depend on, is counted beforehand on the tokenised books. The same seed, books and tokenizer give the same tokens everywhere.
 
 mod books;
 mod context;
+mod form;
 pub mod json;
 mod places;
 mod stories;
@@ -26,6 +27,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::books::Books;
 pub use self::context::{Context, Piece};
+pub use self::form::Form;
 pub use self::places::{Data, find_data};
 pub use self::stories::Stories;
 pub use self::training::BabilongTraining;
@@ -94,6 +96,20 @@ pub enum Facts {
     LeftOut,
 }
 
+/// Which gaps between the sentences of background facts are put into.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gaps {
+    /// Any, all alike: the benchmark's way.
+    #[default]
+    Any,
+    /// One of so many that are drawn first: facts stand side by side.
+    Few(usize),
+    /// That before the first sentence.
+    Start,
+    /// That after the last.
+    End,
+}
+
 /// Makes samples of stories and books.
 pub struct Babilong {
     books: Arc<Books>,
@@ -150,6 +166,11 @@ impl Babilong {
         self.ask
     }
 
+    /// How its contexts are written.
+    pub fn form(&self) -> Form {
+        self.books.form()
+    }
+
     /// EOS, the token after an answer.
     pub fn end_token(&self) -> i32 {
         self.end
@@ -163,12 +184,17 @@ impl Babilong {
 
     /// A story in a context of `length` tokens. Facts that alone take more are refused.
     pub fn sample(&self, story: babi::Sample, length: Length, random: Random) -> Result<Sample> {
+        self.sample_in(Gaps::Any, story, length, random)
+    }
+
+    /// As [`Babilong::sample`], with the facts in some of the gaps only.
+    pub fn sample_in(&self, gaps: Gaps, story: babi::Sample, length: Length, random: Random) -> Result<Sample> {
         let facts = self.facts(&story)?;
         let told = told(&facts);
         if !length.holds(told) {
             return Err(Error::input("length", format!("at least {told} tokens, which its facts take"), length.0));
         }
-        self.hide(story, facts, length, random)
+        self.hide(story, facts, gaps, length, random)
     }
 
     /// Sample `number` of a seed and length: the story of that number, or another where its facts take more than the length. Where no
@@ -180,18 +206,19 @@ impl Babilong {
     /// Sample `number` as [`Babilong::draw`] gives it, from the same place of the same book, with its facts told in another way.
     pub fn draw_as(&self, stories: &Stories, length: Length, number: u64, how: Facts) -> Result<Sample> {
         let random = Random::of(&[stories.seed(), stories.task().number() as u64, length.0 as u64, number]);
+        let room = self.form().tokens(length)?;
         for attempt in 0..ATTEMPTS {
             let story = stories.get(number, attempt)?;
             // A fact has more than one token: what is far too long need not be tokenised to be known.
-            if length.holds(story.facts.len()) {
+            if room.holds(story.facts.len()) {
                 let mut facts = self.facts(&story)?;
-                if length.holds(told(&facts)) {
+                if room.holds(told(&facts)) {
                     match how {
                         Facts::Told => {}
                         Facts::LeftOut => facts.clear(),
                         Facts::Shuffled => shuffle(&mut facts, Random::of(&[stories.seed(), number, SHUFFLED])),
                     }
-                    return self.hide(story, facts, length, random);
+                    return self.hide(story, facts, Gaps::Any, room, random);
                 }
             }
         }
@@ -200,7 +227,8 @@ impl Babilong {
     }
 
     fn facts(&self, story: &babi::Sample) -> Result<Vec<Arc<[i32]>>> {
-        story.facts.iter().map(|f| self.encode(f)).collect()
+        let before = self.books.form().before_fact();
+        story.facts.iter().map(|f| self.encode(&format!("{before}{f}"))).collect()
     }
 
     /// The tokens of a sentence of a story, remembered.
@@ -218,12 +246,19 @@ impl Babilong {
     }
 
     /// Draws the background, and where in it the facts go.
-    fn hide(&self, story: babi::Sample, facts: Vec<Arc<[i32]>>, length: Length, mut random: Random) -> Result<Sample> {
+    fn hide(&self, story: babi::Sample, facts: Vec<Arc<[i32]>>, gaps: Gaps, length: Length, mut random: Random) -> Result<Sample> {
         let background = length.0.saturating_sub(told(&facts));
         let prompt = self.prompt(&story.question)?;
         let reading = Reading::new(self.books.clone(), Random::new(random.bits()))?;
         let sentences = count(reading.clone(), background)?;
-        let mut gaps: Vec<usize> = facts.iter().map(|_| random.below(sentences + 1)).collect();
+        let few: Vec<usize> = match gaps {
+            Gaps::Any => Vec::new(),
+            Gaps::Few(n) => (0..n.max(1)).map(|_| random.below(sentences + 1)).collect(),
+            Gaps::Start => vec![0],
+            Gaps::End => vec![sentences],
+        };
+        let mut draw = || if few.is_empty() { random.below(sentences + 1) } else { few[random.below(few.len())] };
+        let mut gaps: Vec<usize> = facts.iter().map(|_| draw()).collect();
         gaps.sort_unstable();
         Ok(Sample { story, prompt, facts, gaps, background, reading })
     }

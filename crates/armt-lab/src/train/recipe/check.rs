@@ -70,6 +70,7 @@ impl Recipe {
         }
         if self.task.setting == TaskKind::Babilong {
             self.stories().map_err(|e| at("task.stories", e))?;
+            self.forms().map_err(|e| at("task.forms", e))?;
         }
         Ok(())
     }
@@ -84,9 +85,19 @@ impl Recipe {
         if let Some((key, value)) = foreign.iter().find_map(|(key, value)| value.map(|v| (key, v))) {
             return Err(Error::config(key, &format!("no such key with {:?}", self.task.setting), value));
         }
-        let ways = [("aligned", stage.aligned), ("direct", stage.direct)];
+        let ways = [
+            ("aligned", stage.aligned),
+            ("direct", stage.direct),
+            ("alone", stage.alone != 0.0),
+            ("clusters", stage.clusters != 0.0),
+            ("distract", stage.distract != 0),
+        ];
         if let Some((key, _)) = ways.iter().find(|(_, on)| *on && self.task.setting != TaskKind::Babilong) {
             return Err(Error::config(key, &format!("no such key with {:?}", self.task.setting), true));
+        }
+        let shares = [("carry", stage.carry), ("alone", stage.alone), ("clusters", stage.clusters)];
+        if let Some((key, share)) = shares.into_iter().find(|(_, share)| !(0.0..=1.0).contains(share)) {
+            return Err(Error::config(key, "a share from 0 to 1", share));
         }
         let needed: &[&str] = if self.task.setting == TaskKind::Babilong { &["segment", "segments"] } else { &["pairs"] };
         if let Some((key, _)) = own.iter().find(|(key, value)| needed.contains(key) && value.is_none()) {
@@ -109,9 +120,6 @@ impl Recipe {
         }
         if let Some(decay) = stage.decay.filter(|decay| !(*decay >= 0.0 && decay.is_finite())) {
             return Err(Error::config("decay", "a number of at least 0", decay));
-        }
-        if !(0.0..=1.0).contains(&stage.carry) {
-            return Err(Error::config("carry", "a share from 0 to 1", stage.carry));
         }
         if stage.carry > 0.0 && stage.accumulate > 1 {
             return Err(Error::config("accumulate", "1 where memories are carried on", stage.accumulate));

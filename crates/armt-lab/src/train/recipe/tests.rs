@@ -99,10 +99,26 @@ fn stages_have_the_keys_of_their_task_and_no_others() {
         .replace("pairs = 20\nkey_size = 2", "segment = 512\nsegments = 8\nfacts = 4\naligned = true");
     let r = Recipe::parse(&babilong, &[]).unwrap();
     let config = r.config(&r.stages[1], &r.fresh(1000, 3).unwrap());
-    assert_eq!((config.segment_size, &config.backbone["vocab_size"], r.stories().unwrap().number()), (512, &json!(1000), 1));
+    assert_eq!(
+        (config.segment_size, &config.backbone["vocab_size"], r.stories().unwrap()),
+        (512, &json!(1000), vec![Task::new(1).unwrap()])
+    );
     refused(&format!("{babilong}pairs = 3"), &["stage 2 (line 14)", "pairs: expected no such key with Babilong"]);
     refused(&babilong.replace("segments = 8\n", ""), &["stage 2", "segments: expected a number"]);
-    refused(&babilong.replace("[memory]", "question = \"qa7\"\n[memory]"), &["qa1 to qa5", "qa7"]);
+    let of = |stories: &str| babilong.replace("[memory]", &format!("stories = {stories}\n[memory]"));
+    refused(&of("\"qa7\""), &["line 5", "qa1 to qa5", "qa7"]);
+    refused(&of("[\"qa1\", \"qa6\"]"), &["line 5", "qa1 to qa5", "qa6"]);
+    refused(&of("[]"), &["task.stories", "at least one task"]);
+    refused(&of("1"), &["task.stories", "a name, or a list of names"]);
+    let several = Recipe::parse(&of("[\"qa2\", \"qa4\"]"), &[]).unwrap().stories().unwrap();
+    assert_eq!(several, [2, 4].map(|n| Task::new(n).unwrap()));
+    refused(&babilong.replace("[memory]", "forms = [\"now\", \"old\"]\n[memory]"), &["old"]);
+    refused(&babilong.replace("[memory]", "forms = []\n[memory]"), &["line 5", "task.forms", "at least one form"]);
+    for key in ["alone = 0.5", "clusters = 0.5", "distract = 3"] {
+        assert!(Recipe::parse(&format!("{babilong}{key}"), &[]).is_ok(), "{key}");
+        refused(&format!("{RECIPE}{key}"), &["stage 2 (line 13)", "expected no such key with Remember"]);
+    }
+    refused(&format!("{babilong}alone = 1.5"), &["stage 2 (line 14)", "alone", "from 0 to 1"]);
     refused(&format!("{RECIPE}segment = 3"), &["stage 2 (line 13)", "segment: expected no such key with Remember"]);
     refused(&format!("{RECIPE}aligned = true"), &["stage 2 (line 13)", "aligned: expected no such key with Remember"]);
     refused(&format!("{RECIPE}direct = true"), &["stage 2 (line 13)", "direct: expected no such key with Remember"]);
@@ -255,6 +271,6 @@ steps = 10
 until = 2.0
 "#;
     let r = Recipe::parse(old, &[]).unwrap();
-    assert_eq!((r.stories().unwrap().number(), r.stages[0].until), (2, Until::Never));
+    assert_eq!((r.stories().unwrap(), r.stages[0].until), (vec![Task::new(2).unwrap()], Until::Never));
     assert!(Recipe::parse(old, &["task.question=qa9".into()]).is_err());
 }

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use armt_engine::machine::expect_room;
-use armt_engine::ops::{self, Linear};
+use armt_engine::ops::{self, Linear, WriteRule};
 use armt_engine::{DType, Param, Tape, Tensor};
 use pending::{Pending, rows_from, shared, store};
 use serde::{Deserialize, Serialize};
@@ -50,9 +50,37 @@ pub struct Associative {
     /// GPT-2 only: memory tokens have position rows of their own, the last of the table. Off by default.
     #[serde(default)]
     pub wrap_pos: bool,
+    /// How tokens are written: the paper's way by default, or `projected`, which does not wear the memory out.
+    #[serde(default, skip_serializing_if = "Write::is_paper")]
+    pub write: Write,
     /// Layers that have a memory; all if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_layers: Option<Vec<usize>>,
+}
+
+/// How the tokens of a segment are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Write {
+    /// All against the old memory, what they replace divided by z . phi (equations 1 to 4).
+    #[default]
+    Paper,
+    /// One after the other, what they replace divided by |phi|^2: nothing that a write takes away is ever more than there was, so A stays
+    /// bounded however long the text is.
+    Projected,
+}
+
+impl Write {
+    fn is_paper(&self) -> bool {
+        *self == Write::Paper
+    }
+
+    fn rule(self) -> WriteRule {
+        match self {
+            Write::Paper => WriteRule::Paper,
+            Write::Projected => WriteRule::Projected,
+        }
+    }
 }
 
 fn three() -> usize {
@@ -66,7 +94,7 @@ fn yes() -> bool {
 impl Associative {
     /// The paper's memory of so many tokens and this width of keys, in all layers.
     pub fn new(tokens: usize, d_mem: usize) -> Self {
-        Associative { tokens, d_mem, nu: three(), correction: yes(), wrap_pos: false, memory_layers: None }
+        Associative { tokens, d_mem, nu: three(), correction: yes(), wrap_pos: false, write: Write::Paper, memory_layers: None }
     }
 }
 
@@ -315,8 +343,8 @@ impl AssociativeMemory {
             None
         };
         fresh.iter_mut().for_each(|texts| texts.fill(false));
-        let Associative { correction, nu, .. } = self.settings;
-        let write = Pending { rows: rows.clone(), k, v, beta, first, correction, nu };
+        let Associative { correction, nu, write: how, .. } = self.settings;
+        let write = Pending { rows: rows.clone(), k, v, beta, first, correction, nu, rule: how.rule() };
         let dtype = self.compute.dtype();
         match (step.tape.is_recording(), step.backprop.unwinds(dtype)) {
             (true, true) => memory.waiting = Some(Box::new(write)),

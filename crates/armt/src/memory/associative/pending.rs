@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use armt_engine::Tensor;
-use armt_engine::ops::{self, AssocWrite};
+use armt_engine::ops::{self, AssocWrite, WriteRule};
 
 use crate::error::Result;
 
@@ -20,6 +20,7 @@ pub(super) struct Pending {
     pub(super) first: Option<Tensor>, // [n, B]
     pub(super) correction: bool,
     pub(super) nu: usize,
+    pub(super) rule: WriteRule,
 }
 
 impl Pending {
@@ -31,8 +32,9 @@ impl Pending {
     }
 
     pub(super) fn operands<'a>(&'a self, memory: &'a [Tensor]) -> AssocWrite<'a> {
-        let Pending { k, v, beta, first, correction, nu, .. } = self;
-        AssocWrite { k, v, beta, a: &memory[0], z: &memory[1], first: first.as_ref(), correction: *correction, nu: *nu }
+        let Pending { k, v, beta, first, correction, nu, rule, .. } = self;
+        let (first, correction, nu, rule) = (first.as_ref(), *correction, *nu, *rule);
+        AssocWrite { k, v, beta, a: &memory[0], z: &memory[1], first, correction, nu, rule }
     }
 
     /// The write of layers `rows` of the memory alone, which must be among its own.
@@ -40,7 +42,7 @@ impl Pending {
         let part = |t: &Tensor| rows_from(t, rows, self.rows.start);
         let first = self.first.as_ref().map(part).transpose()?;
         let (k, v, beta) = (part(&self.k)?, part(&self.v)?, part(&self.beta)?);
-        Ok(Pending { rows: rows.clone(), k, v, beta, first, correction: self.correction, nu: self.nu })
+        Ok(Pending { rows: rows.clone(), k, v, beta, first, correction: self.correction, nu: self.nu, rule: self.rule })
     }
 
     /// The write with no gradient going back through layers `rows` of the memory.

@@ -8,6 +8,7 @@ pub mod write_read;
 
 use std::ops::Range;
 
+use armt_engine::ops::WriteRule;
 use armt_engine::ops::memory::naive::{Memory, Token, dpfp as features};
 
 use super::super::{Array, Input, Rng, normal};
@@ -47,21 +48,39 @@ fn read_all(x: &[Array], [n, t, dm, d]: Sizes, nu: usize) -> Array {
     Array { shape: vec![n, t, d], data: y }
 }
 
+/// What a write is beside its sizes.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    rule: WriteRule,
+    nu: usize,
+    correction: bool,
+}
+
 /// gamma of every token at a point with inputs k, v, beta, A, z and maybe first.
-fn gammas(x: &[Array], sizes: Sizes, nu: usize, correction: bool) -> Vec<Vec<f64>> {
+fn gammas(x: &[Array], sizes: Sizes, way: Way) -> Vec<Vec<f64>> {
     let first = |i: usize| x.get(5).is_some_and(|first| first.data[i] != 0.0);
-    let of = |i: usize| memory_of(&x[3], &x[4], i).gammas(&tokens_of(x, i, sizes, nu), correction && !first(i));
+    let of = |i: usize| {
+        let (memory, tokens) = (memory_of(&x[3], &x[4], i), tokens_of(x, i, sizes, way.nu));
+        match way.rule {
+            WriteRule::Projected => memory.gammas_in_turn(&tokens, way.correction, first(i)),
+            _ => memory.gammas(&tokens, way.correction && !first(i)),
+        }
+    };
     (0..sizes[0]).map(of).collect()
 }
 
 /// Inputs k, v, beta, A, z and maybe first; gamma comes from the unperturbed point `base`, since it is not differentiated.
-fn write_all(x: &[Array], base: &[Array], sizes: Sizes, nu: usize, correction: bool) -> Vec<Array> {
-    let gammas = gammas(base, sizes, nu, correction);
+fn write_all(x: &[Array], base: &[Array], sizes: Sizes, way: Way) -> Vec<Array> {
+    let gammas = gammas(base, sizes, way);
     let (mut a, mut z) = (x[3].clone(), x[4].clone());
     a.data.clear();
     z.data.clear();
     for (i, gammas) in gammas.iter().enumerate() {
-        let new = memory_of(&x[3], &x[4], i).write(&tokens_of(x, i, sizes, nu), gammas);
+        let (memory, tokens) = (memory_of(&x[3], &x[4], i), tokens_of(x, i, sizes, way.nu));
+        let new = match way.rule {
+            WriteRule::Projected => memory.write_projected(&tokens, gammas),
+            _ => memory.write(&tokens, gammas),
+        };
         a.data.extend(new.a);
         z.data.extend(new.z);
     }

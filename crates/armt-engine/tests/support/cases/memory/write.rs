@@ -1,9 +1,17 @@
-use armt_engine::ops::{self, AssocWrite};
+use armt_engine::ops::{self, AssocWrite, WriteRule};
 
 use super::super::super::{Array, Case, Rng, integers, normal, spread};
-use super::{gammas, memory, unequal, write_all};
+use super::{Way, gammas, memory, unequal, write_all};
 
-pub fn cases() -> Vec<Case> {
+pub fn papers() -> Vec<Case> {
+    cases(WriteRule::Paper)
+}
+
+pub fn projected() -> Vec<Case> {
+    cases(WriteRule::Projected)
+}
+
+fn cases(rule: WriteRule) -> Vec<Case> {
     let mut rng = Rng(34);
     let mut cases = Vec::new();
     let (mut inside, mut clipped) = (0, 0);
@@ -21,6 +29,7 @@ pub fn cases() -> Vec<Case> {
     ] {
         let [n, m, dm, d] = sizes;
         for (correction, first) in [(true, false), (true, true), (false, false)] {
+            let way = Way { rule, nu, correction };
             let (a, z) = memory(&mut rng, n, 2 * nu * dm, d);
             let k = unequal(spread(&mut rng, &[n, m, dm], 1.0), dm);
             let mut inputs = vec![k, normal(&mut rng, &[n, m, d]), normal(&mut rng, &[n, m]), a, z];
@@ -29,19 +38,19 @@ pub fn cases() -> Vec<Case> {
             }
             let point: Vec<Array> = inputs.iter().map(|i| i.array.clone()).collect();
             if correction && !first {
-                let gamma = gammas(&point, sizes, nu, true).concat();
+                let gamma = gammas(&point, sizes, way).concat();
                 inside += gamma.iter().filter(|g| (0.01..0.99).contains(*g)).count();
                 clipped += gamma.iter().filter(|g| **g == 0.0).count();
             }
             cases.push(Case {
-                name: format!("assoc_write-{nu} {n} x [{m}, {dm}] of {d}, correction {correction}, first {first}"),
+                name: format!("assoc_write {rule:?}-{nu} {n} x [{m}, {dm}] of {d}, correction {correction}, first {first}"),
                 inputs,
                 run: Box::new(move |t| {
                     let [k, v, beta, a, z] = [&t[0], &t[1], &t[2], &t[3], &t[4]];
-                    let (a, z) = ops::assoc_write(AssocWrite { k, v, beta, a, z, first: t.get(5), correction, nu })?;
+                    let (a, z) = ops::assoc_write(AssocWrite { k, v, beta, a, z, first: t.get(5), correction, nu, rule })?;
                     Ok(vec![a, z])
                 }),
-                naive: Box::new(move |a, base| write_all(a, base, sizes, nu, correction)),
+                naive: Box::new(move |a, base| write_all(a, base, sizes, way)),
             });
         }
     }

@@ -1,14 +1,22 @@
 use std::ops::Range;
 
-use armt_engine::ops::{self, AssocWrite};
+use armt_engine::ops::{self, AssocWrite, WriteRule};
 
 use super::super::super::{Array, Case, Rng, integers, normal};
-use super::{memory, put_rows, read_all, rows_of, unequal, write_all};
+use super::{Way, memory, put_rows, read_all, rows_of, unequal, write_all};
 
 /// With and without correction, and where memories are empty.
 const WAYS: [(bool, bool); 3] = [(true, false), (true, true), (false, false)];
 
-pub fn cases() -> Vec<Case> {
+pub fn papers() -> Vec<Case> {
+    cases(WriteRule::Paper)
+}
+
+pub fn projected() -> Vec<Case> {
+    cases(WriteRule::Projected)
+}
+
+fn cases(rule: WriteRule) -> Vec<Case> {
     let mut rng = Rng(35);
     let sizes = [
         ([1, 1, 1, 3, 5], 0..1),
@@ -20,22 +28,29 @@ pub fn cases() -> Vec<Case> {
         ([3, 4, 18, 5, 40], 0..2),
     ];
     let all = sizes.into_iter().flat_map(|(sizes, rows)| WAYS.map(|way| (sizes, rows.clone(), way)));
-    all.map(|(sizes, rows, way)| write_read(&mut rng, sizes, rows, way)).collect()
+    all.map(|(sizes, rows, way)| write_read(&mut rng, rule, sizes, rows, way)).collect()
 }
 
 /// Cases too large for differences of plain loops, where one device is compared with another.
-pub fn large() -> Vec<Case> {
+pub fn large(rule: WriteRule) -> Vec<Case> {
     let mut rng = Rng(32);
     let sizes =
         [[4, 10, 32, 128], [4, 9, 64, 128], [8, 16, 17, 33], [3, 5, 3, 40], [12, 10, 32, 64], [16, 16, 9, 70], [1, 3, 128, 24]];
     let all = sizes.into_iter().flat_map(|[m, t, dm, d]| WAYS.map(|way| ([300, m, t, dm, d], way)));
-    all.map(|(sizes, way)| write_read(&mut rng, sizes, 5..295, way)).collect()
+    all.map(|(sizes, way)| write_read(&mut rng, rule, sizes, 5..295, way)).collect()
 }
 
 /// A write to rows of n memories and a read of the same, with a residual if `correction`. If `first`, every other memory is empty.
 /// Inputs k, v, beta, A, z, q, residual, first.
-fn write_read(rng: &mut Rng, [n, m, t, dm, d]: [usize; 5], rows: Range<usize>, (correction, first): (bool, bool)) -> Case {
+fn write_read(
+    rng: &mut Rng,
+    rule: WriteRule,
+    [n, m, t, dm, d]: [usize; 5],
+    rows: Range<usize>,
+    (correction, first): (bool, bool),
+) -> Case {
     let (nu, count) = (3, rows.len());
+    let way = Way { rule, nu, correction };
     let (mut a, mut z) = memory(rng, n, 2 * nu * dm, d);
     let empty = move |row: usize| first && row.is_multiple_of(2);
     for memory in [&mut a, &mut z] {
@@ -52,13 +67,15 @@ fn write_read(rng: &mut Rng, [n, m, t, dm, d]: [usize; 5], rows: Range<usize>, (
     let with_residual = correction;
     let own = rows.clone();
     Case {
-        name: format!("assoc_write_read {count} of {n} x [{m} and {t}, {dm}] of {d}, correction {correction}, first {first}"),
+        name: format!(
+            "assoc_write_read {rule:?} {count} of {n} x [{m} and {t}, {dm}] of {d}, correction {correction}, first {first}"
+        ),
         inputs,
         run: Box::new(move |x| {
             // A buffer of its own: the inputs are not ours to overwrite.
             let a = ops::scale(&x[3], 1.0)?;
             let [k, v, beta, z] = [&x[0], &x[1], &x[2], &x[4]];
-            let w = AssocWrite { k, v, beta, a: &a, z, first: first.then_some(&x[7]), correction, nu };
+            let w = AssocWrite { k, v, beta, a: &a, z, first: first.then_some(&x[7]), correction, nu, rule };
             let (a, z, y) = ops::assoc_write_read(w, own.clone(), &x[5], with_residual.then_some(&x[6]))?;
             // The way back takes A' away.
             Ok(vec![ops::scale(&a, 1.0)?, z, y])
@@ -68,7 +85,7 @@ fn write_read(rng: &mut Rng, [n, m, t, dm, d]: [usize; 5], rows: Range<usize>, (
                 let memory = [rows_of(&x[3], rows.clone()), rows_of(&x[4], rows.clone())];
                 x[..3].iter().cloned().chain(memory).chain([x[7].clone()]).collect()
             };
-            let new = write_all(&part(x), &part(base), [count, m, dm, d], nu, correction);
+            let new = write_all(&part(x), &part(base), [count, m, dm, d], way);
             let asked = [&x[5], &new[0], &new[1], &x[6]].map(Clone::clone);
             let y = read_all(&asked[..if with_residual { 4 } else { 3 }], [count, t, dm, d], nu);
             let (mut a, mut z) = (x[3].clone(), x[4].clone());
