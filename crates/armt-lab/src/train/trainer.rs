@@ -248,7 +248,7 @@ fn expect_same(recipe: &Recipe, folder: &RunFolder) -> Result<()> {
     let now = recipe.record()?;
     let nothing = "nothing".to_string();
     // A key that the run does not know is one of a later version.
-    match begun.iter().find(|(key, value)| now.get(*key) != Some(value)) {
+    match begun.iter().find(|(key, value)| now.get(*key) != Some(*value)) {
         Some((key, value)) => {
             let expected = format!("{value}, with which the run was begun (model.from=RUN begins another from its best model)");
             Err(Error::config(key, &expected, now.get(key).unwrap_or(&nothing)))
