@@ -93,11 +93,11 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
     match &tokenizer {
         Some(_) if args.source.join("tokenizer.json").is_file() => copy("tokenizer.json", &args.source, &args.out)?,
         Some(made) => made.save(&args.out)?,
-        None => eprintln!(
+        None => crate::note(format_args!(
             "warning: {} has no tokenizer.json: `armt read` will need one in {}",
             args.source.display(),
             args.out.display()
-        ),
+        )),
     }
     for name in COMPANIONS.iter().filter(|name| args.source.join(name).is_file()) {
         copy(name, &args.source, &args.out)?;

@@ -1,6 +1,5 @@
 //! `armt data`: samples of a task as text, for other programs and to look at.
 
-use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -10,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use armt::files::Beside;
 use armt::text::Tokenizer;
 use armt_lab::tasks::babi::Task;
 use armt_lab::tasks::babi::file::Split;
@@ -175,17 +175,10 @@ impl BabilongArgs {
 
     /// Writes all samples beside the file and renames that, so that a file of its name is always whole.
     fn write_file(&self, babilong: &Babilong, stories: &[Stories], stop: &AtomicBool) -> Result<u64> {
-        let mut beside = self.out.clone().into_os_string();
-        beside.push(".part");
-        let beside = PathBuf::from(beside);
-        let file = File::create(&beside).with_context(|| beside.display().to_string())?;
-        let written = self.write(babilong, stories, BufWriter::new(file), &beside, stop);
-        if written.is_ok() {
-            std::fs::rename(&beside, &self.out).with_context(|| self.out.display().to_string())?;
-        } else if let Err(left) = std::fs::remove_file(&beside) {
-            eprintln!("warning: {}: {left}", beside.display());
-        }
-        written
+        let mut beside = Beside::create(&self.out)?;
+        let written = self.write(babilong, stories, BufWriter::new(beside.file()), &self.out, stop)?;
+        beside.finish()?;
+        Ok(written)
     }
 
     /// Writes all samples and gives the tokens of their contexts.

@@ -49,8 +49,8 @@ impl DeviceArgs {
             DeviceKind::Auto => {
                 let (device, passed_over) = Device::auto();
                 match passed_over {
-                    Some(why) => eprintln!("device: cpu ({why})"),
-                    None => eprintln!("device: cuda:0"),
+                    Some(why) => crate::note(format_args!("device: cpu ({why})")),
+                    None => crate::note(format_args!("device: cuda:0")),
                 }
                 device
             }

@@ -59,7 +59,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).without_time().init();
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).without_time().log_internal_errors(false).init();
     armt::engine::join_thread_pool(0);
     let result = match Cli::parse().command {
         Command::Quickstart(args) => quickstart::run(&args),
@@ -79,7 +79,7 @@ fn main() -> ExitCode {
         if error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()).any(|e| e.kind() == ErrorKind::BrokenPipe) {
             return ExitCode::SUCCESS;
         }
-        eprintln!("error: {}", line(&error));
+        note(format_args!("error: {}", line(&error)));
         ExitCode::FAILURE
     })
 }
@@ -94,6 +94,11 @@ fn completions(shell: Shell) -> anyhow::Result<()> {
 /// Prints a line; a closed pipe is an error, not a panic.
 fn say(line: std::fmt::Arguments<'_>) -> anyhow::Result<()> {
     Ok(writeln!(std::io::stdout(), "{line}")?)
+}
+
+/// Prints a line on standard error, where nobody may be listening any more: what is done is not given up for that.
+fn note(line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// An error and its causes on one line, without those that the error's own text already ends with.

@@ -61,9 +61,10 @@ impl Meter {
             self.last = Instant::now();
             match left {
                 Some((total, left)) if total > 0 => {
-                    eprintln!("{}{:.0}%: {line}", self.label, 100.0 * (total - left) as f64 / total as f64)
+                    let percent = 100.0 * (total - left) as f64 / total as f64;
+                    crate::note(format_args!("{}{percent:.0}%: {line}", self.label));
                 }
-                _ => eprintln!("{}{line}", self.label),
+                _ => crate::note(format_args!("{}{line}", self.label)),
             }
         }
     }

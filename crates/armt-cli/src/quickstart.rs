@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -11,6 +11,7 @@ use armt::engine::{DType, Device};
 use armt_lab::eval::plot::{Guide, Mark, Plot, Scale, Series};
 use armt_lab::eval::retrieval::{Point, curve};
 use armt_lab::train::recipe::Recipe;
+use armt_lab::train::run_folder::remove_run;
 use armt_lab::train::trainer::{Ending, best_model};
 use clap::Args;
 
@@ -24,6 +25,9 @@ const TRAINED: usize = 8;
 const PAIRS: [usize; 7] = [1, 2, 4, TRAINED, 16, 24, FARTHEST];
 const FARTHEST: usize = 4 * TRAINED;
 const SAMPLES: usize = 500;
+/// What is made in the folder: two runs and a plot.
+const RUNS: [&str; 2] = ["armt", "no-memory"];
+const PLOT: &str = "exact-match.svg";
 /// The backbone and data without the memory: all that it can learn is to guess, and that it does soon.
 const WITHOUT: [&str; 3] =
     ["memory={ kind = \"none\" }", "stage=[{ pairs = 8, batch = 64, steps = 150, vary = true }]", "eval.every=150"];
@@ -44,12 +48,12 @@ pub fn run(args: &QuickstartArgs) -> Result<ExitCode> {
         if !args.force {
             bail!("{}: it exists already; --force trains again, --out names another folder", args.out.display());
         }
-        std::fs::remove_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
+        remove_earlier(&args.out)?;
     }
     let stop = stop_on_signals()?;
     let stopped = |_| stop.load(Ordering::Relaxed);
     let cpu = DeviceArgs { device: DeviceKind::Cpu, dtype: None };
-    let (with, without) = (args.out.join("armt"), args.out.join("no-memory"));
+    let [with, without] = RUNS.map(|name| args.out.join(name));
     let (recipe, plain) = (Recipe::parse(RECIPE, &[])?, Recipe::parse(RECIPE, &WITHOUT.map(String::from))?);
     crate::say(format_args!("training an ARMT to remember up to {TRAINED} key-value pairs, each read in a segment of its own"))?;
     if train_in(&recipe, &with, false, &cpu, "", &stopped)?.ending == Ending::Stopped {
@@ -59,13 +63,16 @@ pub fn run(args: &QuickstartArgs) -> Result<ExitCode> {
     if train_in(&plain, &without, false, &cpu, "", &stopped)?.ending == Ending::Stopped {
         return Ok(ExitCode::from(130));
     }
-    let (memory, plain) = (judge(&recipe, &with)?, judge(&recipe, &without)?);
+    let (memory, plain) = (judge(&recipe, &with, &stop)?, judge(&recipe, &without, &stop)?);
+    if stop.load(Ordering::Relaxed) {
+        return Ok(ExitCode::from(130));
+    }
     crate::say(format_args!("\nexact match\npairs   with memory   without"))?;
     for (a, b) in memory.iter().zip(&plain) {
         let note = if a.pairs > TRAINED { "   longer than trained" } else { "" };
         crate::say(format_args!("{:>5}   {:>11.3}   {:>7.3}{note}", a.pairs, a.exact_match, b.exact_match))?;
     }
-    let plot = args.out.join("exact-match.svg");
+    let plot = args.out.join(PLOT);
     std::fs::write(&plot, draw(&memory, &plain).svg()?).with_context(|| plot.display().to_string())?;
     let percent = |points: &[Point], n: usize| points.iter().find(|p| p.pairs == n).map_or(0.0, |p| 100.0 * p.exact_match);
     let best = with.join("best");
@@ -86,11 +93,29 @@ pub fn run(args: &QuickstartArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Removes what an earlier quickstart left in a folder, and nothing else: a folder that holds anything in its place is refused.
+fn remove_earlier(out: &Path) -> Result<()> {
+    if !out.is_dir() {
+        bail!("{}: expected a folder, got a file", out.display());
+    }
+    for run in RUNS.map(|name| out.join(name)) {
+        if run.symlink_metadata().is_ok() {
+            remove_run(&run)?;
+        }
+    }
+    let plot = out.join(PLOT);
+    if plot.is_file() {
+        std::fs::remove_file(&plot).with_context(|| plot.display().to_string())?;
+    }
+    Ok(())
+}
+
 /// The curve of a run's best model.
-fn judge(recipe: &Recipe, folder: &Path) -> Result<Vec<Point>> {
+fn judge(recipe: &Recipe, folder: &Path, stop: &AtomicBool) -> Result<Vec<Point>> {
     let model = best_model(folder, DType::F32, &Device::cpu())?;
     let (task, _) = recipe.retrieval(&recipe.stages[recipe.stages.len() - 1])?;
-    Ok(curve(&model, task, &PAIRS, SAMPLES, 125, 0, &mut |_| ControlFlow::Continue(()))?)
+    let mut each = |_: &Point| if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    Ok(curve(&model, task, &PAIRS, SAMPLES, 125, 0, &mut each)?)
 }
 
 fn draw(memory: &[Point], plain: &[Point]) -> Plot {

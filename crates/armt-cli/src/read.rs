@@ -1,7 +1,6 @@
 //! `armt read`: texts into a memory file.
 
 use std::fmt::Display;
-use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -16,6 +15,7 @@ use armt::text::{Counts, Source};
 use clap::Args;
 
 use crate::device::{DeviceArgs, expect_model};
+use crate::eval::expect_place;
 use crate::progress::{Meter, bytes, thousands};
 
 const EXAMPLE: &str = "\
@@ -66,7 +66,7 @@ pub fn run(args: &ReadArgs) -> Result<ExitCode> {
     let mut reading = session.reading(sources, stop.clone())?;
     let counts = reading.counts();
     if args.resume {
-        eprintln!("passing over {} tokens that the memory has read", thousands(before.tokens_read()));
+        crate::note(format_args!("passing over {} tokens that the memory has read", thousands(before.tokens_read())));
         let mut meter = Meter::new(None, 0);
         let skipped = reading.skip(&mut |passed| meter.show(passed, 0));
         meter.finish();
@@ -120,13 +120,7 @@ impl ReadArgs {
             (false, true, _) => bail!("{}: there is no such memory to go on from; leave out --resume", out.display()),
             _ => {}
         }
-        let folder = out.parent().filter(|p| !p.as_os_str().is_empty());
-        if let Some(folder) = folder.filter(|p| !p.is_dir()) {
-            bail!("{}: the folder {} does not exist", out.display(), folder.display());
-        }
-        if out.is_dir() {
-            bail!("{}: expected the name of a memory file, got a folder", out.display());
-        }
+        expect_place(out)?;
         if self.files.iter().filter(|f| is_stdin(f)).count() > 1 {
             bail!("-: standard input can be read only once");
         }
@@ -176,8 +170,7 @@ fn listen(stop: Arc<AtomicBool>) -> Result<()> {
         if stop.swap(true, Ordering::Relaxed) {
             std::process::exit(i32::from(INTERRUPTED));
         }
-        // Not eprintln: where a hang-up took the terminal away, the reading is still to be saved.
-        let _ = writeln!(std::io::stderr(), "\nstopping after the segments at hand; Ctrl-C again quits at once and saves nothing");
+        crate::note(format_args!("\nstopping after the segments at hand; Ctrl-C again quits at once and saves nothing"));
     };
     ctrlc::set_handler(handler).context("Ctrl-C cannot be caught")
 }

@@ -45,8 +45,8 @@ pub struct TrainArgs {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     changes: Vec<String>,
     /// Stop, and save, after so many minutes.
-    #[arg(long, value_name = "MINUTES")]
-    minutes: Option<f64>,
+    #[arg(long, value_name = "MINUTES", value_parser = minutes)]
+    minutes: Option<Duration>,
     /// Stop, and save, after so many steps.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     steps: Option<u64>,
@@ -56,11 +56,12 @@ pub struct TrainArgs {
 
 pub fn run(args: &TrainArgs) -> Result<ExitCode> {
     let recipe = Recipe::load(&args.recipe, &args.changes)?;
-    let stop = stop_on_signals()?;
+    let begun = Arc::new(AtomicBool::new(false));
+    let stop = stop_once(begun.clone())?;
     let started = Instant::now();
-    let limit = args.minutes.map(|m| Duration::from_secs_f64(m * 60.0));
     let done = |made| {
-        let late = limit.is_some_and(|l| started.elapsed() >= l) || args.steps.is_some_and(|steps| made >= steps);
+        begun.store(true, Ordering::Relaxed);
+        let late = args.minutes.is_some_and(|l| started.elapsed() >= l) || args.steps.is_some_and(|steps| made >= steps);
         late || stop.load(Ordering::Relaxed)
     };
     let trained = train_in(&recipe, &args.out, args.resume, &args.device, "", &done)?;
@@ -86,15 +87,27 @@ pub fn run(args: &TrainArgs) -> Result<ExitCode> {
     }
 }
 
+/// A time of at least 0 that can be counted.
+fn minutes(text: &str) -> Result<Duration, String> {
+    let minutes = text.trim().parse::<f64>().ok().and_then(|m| Duration::try_from_secs_f64(60.0 * m).ok());
+    minutes.ok_or_else(|| "expected a number of minutes, of at least 0".into())
+}
+
 /// A flag that Ctrl-C sets.
 pub fn stop_on_signals() -> Result<Arc<AtomicBool>> {
+    stop_once(Arc::new(AtomicBool::new(true)))
+}
+
+/// A flag that Ctrl-C sets once the work has begun. Before that there is nothing to save, and Ctrl-C ends the program at once: to open books
+/// and weights may take long.
+fn stop_once(begun: Arc<AtomicBool>) -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
     ctrlc::set_handler(move || {
-        if flag.swap(true, Ordering::Relaxed) {
+        if flag.swap(true, Ordering::Relaxed) || !begun.load(Ordering::Relaxed) {
             std::process::exit(130);
         }
-        eprintln!("\nstopping after this step; Ctrl-C again quits at once");
+        crate::note(format_args!("\nstopping after this step; Ctrl-C again quits at once"));
     })
     .context("Ctrl-C could not be caught")?;
     Ok(stop)
@@ -178,7 +191,7 @@ impl View {
                 self.tokens += tokens;
                 let seconds = self.stage_started.elapsed().as_secs_f64().max(1e-6);
                 let made = (progress.step - self.steps_before) as f64;
-                let left = Duration::from_secs_f64(seconds / made * (steps - progress.step) as f64);
+                let left = Duration::try_from_secs_f64(seconds / made * (steps - progress.step) as f64).unwrap_or(Duration::MAX);
                 let exact = self.exact.map_or(String::new(), |e| format!(", exact match {e:.3}"));
                 let line = format!(
                     "{}stage {}/{}, {stage}: loss {loss:.4}{exact}, {}, at most {} left",
@@ -194,7 +207,12 @@ impl View {
                     bar.set_message(line);
                 } else if self.last.elapsed() >= PAUSE {
                     self.last = Instant::now();
-                    eprintln!("step {}/{steps}: {line}", progress.step);
+                    crate::note(format_args!("step {}/{steps}: {line}", progress.step));
+                }
+            }
+            Event::Judged { texts, of } => {
+                if let Some(bar) = &self.bar {
+                    bar.set_message(format!("{}validation: {texts} of {of} texts", self.title));
                 }
             }
             Event::Validation { progress, stage, exact_match } => {
@@ -208,7 +226,7 @@ impl View {
                 );
                 match &self.bar {
                     Some(bar) => bar.println(line),
-                    None => eprintln!("{line}"),
+                    None => crate::note(format_args!("{line}")),
                 }
             }
         }

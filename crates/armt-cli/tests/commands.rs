@@ -61,7 +61,11 @@ fn every_kind_of_memory_can_be_made_and_read_with() {
     for kind in ["rmt", "prmt", "none"] {
         let tokens = if kind == "none" { "" } else { "--tokens 2 --wrap-pos" };
         place.good(&format!("convert gpt2 {kind} --memory {kind} {tokens} --segment 16 --dtype bf16"));
-        place.good(&format!("read {kind} text.txt --memory {kind}.mem --device cpu"));
+        let read = format!("read {kind} text.txt --memory {kind}.mem --device cpu");
+        match kind {
+            "none" => assert!(place.bad(&read).contains("the model has no memory")),
+            _ => drop(place.good(&read)),
+        }
     }
 }
 
@@ -91,6 +95,11 @@ fn resuming_goes_on_where_the_memory_ended() {
             .bad("read model more.txt --memory both.mem --device cpu --resume")
             .contains("expected the text that was read, of at least")
     );
+    std::fs::write(place.path("other.txt"), "Something else. ".repeat(10_000)).unwrap();
+    let before = read(&place.path("both.mem"));
+    let said = place.bad("read model other.txt --memory both.mem --device cpu --resume");
+    assert!(said.contains("expected the text that was read, got one that begins otherwise"), "{said}");
+    assert!(read(&place.path("both.mem")) == before);
     assert!(place.bad("read model more.txt --memory none.mem --resume").contains("none.mem: there is no such memory"));
 }
 

@@ -119,6 +119,16 @@ pub enum Error {
         /// Bytes this program's pool held when it happened.
         pooled: usize,
     },
+    /// Something that no device of this machine could hold.
+    #[error("{what}: it would take {asked}, but this machine has {memory}")]
+    TooLarge {
+        /// The size to blame.
+        what: String,
+        /// Bytes, where they can be counted.
+        asked: String,
+        /// Bytes of the machine.
+        memory: usize,
+    },
     /// No NVIDIA driver on this machine, or no GPU behind it.
     #[error("no CUDA device: {0}")]
     NoCuda(String),

@@ -24,6 +24,7 @@
 mod cpu;
 mod cuda;
 mod error;
+pub mod machine;
 pub mod ops;
 pub mod optim;
 mod paths;

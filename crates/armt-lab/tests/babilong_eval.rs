@@ -230,6 +230,29 @@ fn a_report_is_the_same_in_whatever_order_its_cells_came_and_survives_its_file()
 }
 
 #[test]
+fn cells_that_several_add_to_one_file_are_all_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.json");
+    // Each has read the file before any has written to it, as commands do that begin together.
+    std::thread::scope(|scope| {
+        for task in 1..=10 {
+            let path = &path;
+            scope.spawn(move || {
+                let mut own = report(&[]);
+                [0, 1000, 2000].into_iter().for_each(|length| own.add(cell(task, length, 0.5), path).unwrap());
+            });
+        }
+    });
+    assert_eq!(Report::load(&path).unwrap().cells.len(), 30);
+    // Of equals that with more samples stays, and other settings are still refused.
+    let mut own = report(&[]);
+    own.add(Cell { samples: 5, exact_match: 0.1, ..cell(1, 0, 0.5) }, &path).unwrap();
+    assert_eq!(Report::load(&path).unwrap().cell(Task::new(1).unwrap(), Length(0)).unwrap().samples, 10);
+    let mut other = Report::new(None, Settings { seed: 1, ..settings() });
+    assert!(other.add(cell(1, 0, 0.5), &path).unwrap_err().to_string().contains("seed"));
+}
+
+#[test]
 fn models_are_compared_by_their_means_and_a_mean_needs_every_task() {
     let one = report(&[cell(1, 0, 1.0), cell(1, 1000, 0.8), cell(2, 0, 0.5)]);
     let two = report(&[cell(1, 0, 0.6), cell(1, 1000, 0.6), cell(2, 0, 0.3), cell(2, 1000, 0.2)]);

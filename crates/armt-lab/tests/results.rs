@@ -33,6 +33,27 @@ fn report(task: Setting, curve: &[(usize, f64)]) -> Report {
     }
 }
 
+#[test]
+fn a_report_with_numbers_that_cannot_be_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("r.json");
+    report(Setting::Remember, &[(10, 0.5)]).save(&path).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(Report::load(&path).is_ok());
+    for (old, new) in [
+        ("\"exact_match\": 0.5", "\"exact_match\": 65536"),
+        ("\"exact_match\": 0.5", "\"exact_match\": -0.1"),
+        ("\"stored\": 5.0", "\"stored\": 1e300"),
+        ("\"pairs\": 10", "\"pairs\": 0"),
+        ("\"task\"", "\"minutes\": -1, \"task\""),
+    ] {
+        assert!(text.contains(old), "{old}");
+        std::fs::write(&path, text.replace(old, new)).unwrap();
+        let error = Report::load(&path).unwrap_err().to_string();
+        assert!(error.contains("r.json") && error.contains("expected"), "{new}: {error}");
+    }
+}
+
 /// Results with three models of Rewrite, one of them of two seeds, and one of Remember; and a README for both.
 fn results() -> tempfile::TempDir {
     let place = tempfile::tempdir().unwrap();

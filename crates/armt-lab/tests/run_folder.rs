@@ -12,7 +12,7 @@ use armt::engine::optim::{AdamW, Group, Settings};
 use armt::engine::{DType, Device, Tensor};
 use armt::model::Model;
 use armt_lab::train::RunFolder;
-use armt_lab::train::run_folder::trained_pairs;
+use armt_lab::train::run_folder::{remove_run, trained_pairs};
 use armt_lab::train::trainer::RunProgress;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -105,6 +105,46 @@ fn a_checkpoint_comes_back_to_the_bit() {
     let (first, again) = (read(&run.last_folder().join("optimizer.safetensors")), read(&path.join("again.safetensors")));
     let numbers = 8 * model.parameters();
     assert_eq!(first[first.len() - numbers..], again[again.len() - numbers..]);
+}
+
+#[test]
+fn a_run_that_was_killed_before_its_first_checkpoint_can_be_begun_again() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("last.new")).unwrap();
+    std::fs::write(dir.path().join("last.new/config.json"), "{").unwrap();
+    std::fs::write(dir.path().join("log.jsonl"), "").unwrap();
+    std::fs::write(dir.path().join("events.out.tfevents.1.armt"), "").unwrap();
+    let error = RunFolder::open(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("begin it anew"), "{error}");
+    save(&RunFolder::create(dir.path()).unwrap(), 1);
+    assert!(RunFolder::open(dir.path()).is_ok());
+    // A run with a checkpoint is one, also if it was killed while it replaced that.
+    std::fs::rename(dir.path().join("last"), dir.path().join("last.old")).unwrap();
+    assert!(RunFolder::create(dir.path()).is_err());
+}
+
+#[test]
+fn only_what_a_run_has_written_is_removed_with_it() {
+    let run = || {
+        let dir = run_with_a_checkpoint();
+        std::fs::write(dir.path().join("events.out.tfevents.1.armt"), "").unwrap();
+        dir
+    };
+    let dir = run();
+    let open = RunFolder::open(dir.path()).unwrap();
+    assert!(remove_run(dir.path()).unwrap_err().to_string().contains("another process"));
+    drop(open);
+    remove_run(dir.path()).unwrap();
+    assert!(!dir.path().exists());
+    for foreign in ["thesis.tex", "last/notes.txt", "best/sub/model.safetensors", "photos/1.jpg"] {
+        let dir = run();
+        let file = dir.path().join(foreign);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, "mine").unwrap();
+        let error = remove_run(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("not removed"), "{error}");
+        assert!(file.exists() && dir.path().join("last/model.safetensors").exists() && dir.path().join("log.jsonl").exists());
+    }
 }
 
 #[test]

@@ -107,6 +107,114 @@ fn a_stage_that_gains_nothing_ends_early_unless_it_is_to_go_on() {
     assert_eq!(steps("patient", &["stage.1.patience=0"]), [7, second]);
 }
 
+/// Runs until the `n`th validation is told.
+fn run_to_validation(path: &Path, n: usize, changes: &[String]) -> Ending {
+    let recipe = Recipe::parse(RECIPE, changes).unwrap();
+    let (mut folder, mut seen) = (RunFolder::create(path).unwrap(), 0);
+    let ending = train(&recipe, &mut folder, false, (DType::F32, &Device::cpu()), &mut |event| {
+        seen += usize::from(matches!(event, Event::Validation { .. }));
+        if seen >= n { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    ending.unwrap()
+}
+
+#[test]
+fn the_end_of_a_stage_is_kept_whatever_ends_it() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, changes) in [
+        ("until", vec!["stage.1.until=0.0".to_string()]),
+        ("patience", ["optimizer.lr=1e-12", "eval.every=1", "eval.patience=2"].map(String::from).to_vec()),
+        ("last", vec![]),
+    ] {
+        let whole = dir.path().join(format!("{name}-whole"));
+        assert!(matches!(run(&whole, false, u64::MAX, &changes).unwrap(), Ending::Finished { .. }));
+        let validations = log(&whole).iter().filter(|l| l.get("exact_match").is_some()).count();
+        for n in 1..=validations {
+            let broken = dir.path().join(format!("{name}-{n}"));
+            assert_eq!(run_to_validation(&broken, n, &changes), Ending::Stopped, "{name} {n}");
+            assert!(matches!(run(&broken, true, u64::MAX, &changes).unwrap(), Ending::Finished { .. }));
+            assert_eq!(log(&whole), log(&broken), "{name}, stopped at validation {n}");
+            for file in ["last/model.safetensors", "best/model.safetensors"] {
+                let read = |run: &Path| std::fs::read(run.join(file)).unwrap();
+                assert!(read(&whole) == read(&broken), "{name}: {file} differs after a stop at validation {n}");
+            }
+        }
+        // A run that has finished is finished.
+        let before = log(&whole);
+        assert!(matches!(run(&whole, true, u64::MAX, &changes).unwrap(), Ending::Finished { .. }));
+        assert_eq!(log(&whole), before, "{name}");
+    }
+}
+
+#[test]
+fn a_stop_within_a_validation_leaves_it_to_be_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let changes = ["eval.batch=3".to_string()];
+    let (whole, broken) = (dir.path().join("whole"), dir.path().join("broken"));
+    run(&whole, false, u64::MAX, &changes).unwrap();
+    let recipe = Recipe::parse(RECIPE, &changes).unwrap();
+    let mut folder = RunFolder::create(&broken).unwrap();
+    let ending = train(&recipe, &mut folder, false, (DType::F32, &Device::cpu()), &mut |event| match event {
+        Event::Judged { texts: 6, of: 8 } => ControlFlow::Break(()),
+        _ => ControlFlow::Continue(()),
+    });
+    assert_eq!(ending.unwrap(), Ending::Stopped);
+    drop(folder);
+    run(&broken, true, u64::MAX, &changes).unwrap();
+    assert_eq!(log(&whole), log(&broken));
+}
+
+#[test]
+fn a_run_goes_on_by_its_own_recipe_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run");
+    run(&path, false, 2, &[]).unwrap();
+    for (change, key) in [
+        ("seed=6", "seed: expected 5"),
+        ("optimizer.lr=1e-3", "optimizer.lr: expected 0.0003, with which the run was begun"),
+        ("task.setting=remember", "task.setting"),
+        ("stage.2.steps=6", "stage.2.steps: expected 5"),
+        ("model.width=32", "model.fresh.width"),
+        ("stages=1", "stage.2."),
+    ] {
+        let error = run(&path, true, u64::MAX, &[change.to_string()]).err().unwrap().to_string();
+        assert!(error.contains(key), "{change}: {error}");
+    }
+    // What is said again changes nothing.
+    let same = ["optimizer.lr=3e-4", "eval.patience=0"].map(String::from);
+    assert!(matches!(run(&path, true, u64::MAX, &same).unwrap(), Ending::Finished { .. }));
+}
+
+#[test]
+fn a_state_that_no_run_can_be_in_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run");
+    run(&path, false, 2, &[]).unwrap();
+    let file = path.join("last/state.json");
+    let good: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    for (key, value) in [
+        ("stage", json!(127)),
+        ("stage", json!(1)),
+        ("step", json!(8)),
+        ("step", json!(1)),
+        ("total", json!(1)),
+        ("total", json!(u64::MAX)),
+        ("best", json!(1.5)),
+        ("best", json!(-1)),
+        ("waited", json!(3)),
+        ("stage", json!(-1)),
+        ("more", json!(0)),
+    ] {
+        let mut state = good.clone();
+        state[key] = value.clone();
+        std::fs::write(&file, state.to_string()).unwrap();
+        let error = run(&path, true, u64::MAX, &[]).err().map(|e| e.to_string());
+        assert!(error.as_ref().is_some_and(|e| e.contains("last/")), "{key} {value}: {error:?}");
+    }
+    std::fs::write(&file, good.to_string()).unwrap();
+    assert!(matches!(run(&path, true, u64::MAX, &[]).unwrap(), Ending::Finished { .. }));
+}
+
 #[test]
 fn a_run_that_explodes_stops_with_the_step_and_the_last_good_checkpoint() {
     let dir = tempfile::tempdir().unwrap();

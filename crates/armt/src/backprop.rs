@@ -1,10 +1,10 @@
 //! How gradients go back through the segments.
 
 use armt_engine::DType;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// By default through all segments, with everything kept that they need.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Backprop {
     /// Keep only the inputs of each layer's block and compute it again on the way back: a third more time, a fraction of the memory.

@@ -14,6 +14,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::files::write_beside;
 use crate::recurrence::Recurrent;
+use crate::state::file::Owner;
 use crate::weights::{self, Entry, Found, Tensors};
 
 /// Overwrites all parameters from a file, one after the other; `each` sees every parameter with its values. A missing, misshapen or
@@ -67,36 +68,49 @@ pub fn save(recurrence: &dyn Recurrent, config: &Config, folder: &Path, dtype: D
     weights::write(&folder.join("model.safetensors"), &tensors, dtype, metadata)
 }
 
-/// A number that tells a model from any other, of its configuration and every parameter in f32, being made.
-pub struct Fingerprint(u64);
+/// What tells a model from any other, of its configuration and every parameter in f32, being made.
+pub struct Fingerprint {
+    /// What reports and state files of the first format have.
+    first: u64,
+    second: blake3::Hasher,
+}
 
 impl Fingerprint {
     /// Of a configuration, to which parameters are added in their order.
     pub fn new(config: &Config) -> Self {
-        let mut made = Fingerprint(0xcbf2_9ce4_8422_2325);
+        let mut made = Fingerprint { first: 0xcbf2_9ce4_8422_2325, second: blake3::Hasher::new() };
         // How it is asked changes nothing of what it has read.
         let config = Config { after_question: None, ..config.clone() };
-        serde_json::to_string(&config).unwrap_or_default().bytes().for_each(|b| made.word(u64::from(b)));
+        let text = serde_json::to_string(&config).unwrap_or_default();
+        text.bytes().for_each(|b| made.word(u64::from(b)));
+        made.part(text.as_bytes());
         made
     }
 
     fn word(&mut self, word: u64) {
-        self.0 = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
+        self.first = (self.first ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
+    }
+
+    fn part(&mut self, bytes: &[u8]) {
+        self.second.update(&(bytes.len() as u64).to_le_bytes());
+        self.second.update(bytes);
     }
 
     /// Adds a parameter's values.
     pub fn add(&mut self, values: &[f32]) {
         values.iter().for_each(|x| self.word(u64::from(x.to_bits())));
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.part(&bytes);
     }
 
-    /// The number.
-    pub fn finish(&self) -> String {
-        format!("{:016x}", self.0)
+    /// Whose states the model's are, whatever tokenizes their texts.
+    pub fn finish(&self) -> Owner {
+        Owner { model: self.second.finalize().to_string(), first: format!("{:016x}", self.first), tokenizer: None }
     }
 }
 
 /// The fingerprint of a model whose parameters are in f32.
-pub fn fingerprint(recurrence: &dyn Recurrent, config: &Config) -> Result<String> {
+pub fn fingerprint(recurrence: &dyn Recurrent, config: &Config) -> Result<Owner> {
     let mut made = Fingerprint::new(config);
     for param in recurrence.params() {
         made.add(&param.value().to_f32_vec()?);

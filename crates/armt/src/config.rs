@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use armt_engine::machine::expect_room;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -105,7 +106,7 @@ impl Config {
         let around = self.memory.around();
         match architecture.positions {
             Positions::Learned(rows) => {
-                let needed = self.segment_size + if around.wrapped { 0 } else { around.total() };
+                let needed = self.segment_size.saturating_add(if around.wrapped { 0 } else { around.total() });
                 if needed > rows {
                     let expected = format!("at most {rows} positions for a segment and its memory tokens");
                     return Err(Error::config("segment_size", &expected, needed));
@@ -116,7 +117,21 @@ impl Config {
             }
             Positions::Rotary(_) => {}
         }
+        self.expect_room(&architecture)?;
         self.memory.check(&architecture)?;
         Ok(architecture)
+    }
+
+    /// Refuses sizes whose weights, or whose shortest text, no machine like this one could hold.
+    fn expect_room(&self, a: &Architecture) -> Result<()> {
+        let number = size_of::<f32>();
+        let rows = if let Positions::Learned(rows) = a.positions { rows } else { 0 };
+        let around = self.memory.around().total();
+        expect_room("backbone: tokens by width", &[a.vocab, a.width, number])?;
+        expect_room("backbone: positions by width", &[rows, a.width, number])?;
+        expect_room("backbone: layers by width by width", &[a.layers, a.width, a.width, number])?;
+        expect_room("backbone: layers by width by inner width", &[a.layers, a.width, a.inner, number])?;
+        expect_room("memory.tokens", &[around, a.width, number])?;
+        Ok(expect_room("segment_size", &[self.segment_size.saturating_add(around), a.width, number])?)
     }
 }

@@ -70,6 +70,9 @@ pub enum Error {
         /// What does not fit.
         reason: String,
     },
+    /// Bytes of a file that hold no state of this model.
+    #[error("{0}")]
+    StateFile(String),
     /// A tokenizer refused, or does not fit its vocabulary or model.
     #[error("{0}")]
     Tokenizer(String),

@@ -1,6 +1,8 @@
 //! Files that are whole or not there: written beside their place and renamed.
 
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -24,12 +26,143 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     write_beside(path, text.as_bytes())
 }
 
-/// Writes a file beside its place and renames it there.
+/// Writes a file beside its place and renames it there, as [`Beside`] does.
 pub fn write_beside(path: &Path, bytes: &[u8]) -> Result<()> {
-    let beside = path.with_extension(format!("partial-{}", std::process::id()));
-    let written = std::fs::write(&beside, bytes).and_then(|()| std::fs::rename(&beside, path));
-    written.map_err(|source| {
-        let _ = std::fs::remove_file(&beside);
-        Error::io(path, source)
-    })
+    let mut beside = Beside::create(path)?;
+    std::io::Write::write_all(beside.file(), bytes).map_err(|source| Error::io(path, source))?;
+    beside.finish()
+}
+
+/// Refuses a place that [`write_beside`] could not write to, before anything slow is done for it: a folder, a device, a folder that is
+/// missing or in which nothing can be made.
+pub fn expect_writable(path: &Path) -> Result<()> {
+    // Dropped at once, which removes it.
+    Beside::create(path).map(drop)
+}
+
+/// A file that is being written beside its place. It is put there by [`Beside::finish`]; dropped before, it leaves nothing behind.
+pub struct Beside {
+    /// As it was named, for errors.
+    name: PathBuf,
+    place: PathBuf,
+    beside: PathBuf,
+    file: File,
+    finished: bool,
+}
+
+impl Beside {
+    /// Begins a file. Where a link is, what it leads to is replaced and not the link; a folder, a device and anything else that is no file is
+    /// refused and left alone.
+    pub fn create(path: &Path) -> Result<Self> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let place = place(path)?;
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        // Of its own name only: one made of the place's could be too long where that is not.
+        let beside = place.with_file_name(format!(".armt-{}-{number}.partial", std::process::id()));
+        let file = File::create(&beside).map_err(|source| Error::io(path, source))?;
+        Ok(Beside { name: path.into(), place, beside, file, finished: false })
+    }
+
+    /// What is being written.
+    pub fn file(&mut self) -> &mut File {
+        &mut self.file
+    }
+
+    /// Puts the file into its place.
+    pub fn finish(mut self) -> Result<()> {
+        std::fs::rename(&self.beside, &self.place).map_err(|source| Error::io(&self.name, source))?;
+        self.finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        if !self.finished {
+            let _ = std::fs::remove_file(&self.beside);
+        }
+    }
+}
+
+/// Where a file of this name is, or will be.
+fn place(path: &Path) -> Result<PathBuf> {
+    let io = |source| Error::io(path, source);
+    let found = match std::fs::symlink_metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(path.into()),
+        other => other.map_err(io)?,
+    };
+    let place = if found.is_symlink() { std::fs::canonicalize(path).map_err(io)? } else { path.into() };
+    let kind = std::fs::metadata(&place).map_err(io)?;
+    match (kind.is_file(), kind.is_dir()) {
+        (true, _) => Ok(place),
+        (_, true) => Err(Error::file(path, "expected the name of a file to write, got a folder")),
+        _ => Err(Error::file(path, "expected the name of a file to write, got a device")),
+    }
+}
+
+/// Keeps other processes that do the same away from the files of the folder that `path` is in, until it is dropped. `None` where the
+/// system has no such locks.
+pub fn lock_folder_of(path: &Path) -> Option<File> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let file = File::open(folder).ok()?;
+    file.lock().ok().map(|()| file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> usize {
+        std::fs::read_dir(folder).unwrap().count()
+    }
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole_and_nothing_is_left_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        write_beside(&path, b"one").unwrap();
+        write_beside(&path, b"two").unwrap();
+        expect_writable(&path).unwrap();
+        drop(Beside::create(&path).unwrap());
+        assert_eq!((std::fs::read(&path).unwrap(), names(dir.path())), (b"two".to_vec(), 1));
+        let long = dir.path().join("n".repeat(250));
+        write_beside(&long, b"three").unwrap();
+        assert_eq!(std::fs::read(&long).unwrap(), b"three");
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_to_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, reason) in [
+            (dir.path().to_path_buf(), "a folder"),
+            (dir.path().join("missing/a.json"), "missing/a.json"),
+            (dir.path().join("n".repeat(300)), "nnn"),
+        ] {
+            for error in [expect_writable(&path).unwrap_err(), write_beside(&path, b"x").unwrap_err()] {
+                assert!(error.to_string().contains(reason), "{error}");
+            }
+        }
+        assert_eq!(names(dir.path()), 0);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_stays_one_and_a_device_stays_a_device() {
+        use std::os::unix::fs::{FileTypeExt, symlink};
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link, device) = (dir.path().join("file"), dir.path().join("link"), dir.path().join("device"));
+        std::fs::write(&file, "old").unwrap();
+        symlink(&file, &link).unwrap();
+        write_beside(&link, b"new").unwrap();
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(std::fs::read(&file).unwrap(), b"new");
+        symlink("/dev/null", &device).unwrap();
+        for path in [&device, Path::new("/dev/null")] {
+            assert!(write_beside(path, b"x").unwrap_err().to_string().contains("a device"));
+        }
+        assert!(std::fs::metadata("/dev/null").unwrap().file_type().is_char_device());
+        // A link to nothing leads nowhere that was meant.
+        symlink(dir.path().join("nothing"), dir.path().join("dangling")).unwrap();
+        assert!(write_beside(&dir.path().join("dangling"), b"x").is_err());
+    }
 }

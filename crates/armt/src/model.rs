@@ -15,7 +15,8 @@ use crate::memory::MemoryConfig;
 use crate::recurrence::{self, DeviceBatch, HostBatch, Inputs, Recurrent, Sizes, Targets};
 use crate::schedule::{Backprop, Pass, ScheduleKind};
 use crate::segment::{Alignment, Batch, Segment, segments};
-use crate::state::{State, file};
+use crate::state::State;
+use crate::state::file::{self, Owner};
 use crate::weights::{Purpose, Tensors};
 
 /// A recurrence with its configuration. Cheap to clone; clones share the parameters.
@@ -24,7 +25,7 @@ pub struct Model {
     config: Arc<Config>,
     recurrence: Arc<dyn Recurrent>,
     /// Of a model that was loaded to be used: its parameters may be rounded, its fingerprint is that of the file.
-    fingerprint: Option<Arc<str>>,
+    loaded: Option<Arc<Owner>>,
 }
 
 impl Model {
@@ -40,7 +41,7 @@ impl Model {
 
     fn build(config: Config, purpose: Purpose, dtype: DType, device: &Device) -> Result<Self> {
         let recurrence = recurrence::build(&config, purpose, &Arc::new(Compute::new(device, dtype)))?;
-        Ok(Model { config: Arc::new(config), recurrence: Arc::from(recurrence), fingerprint: None })
+        Ok(Model { config: Arc::new(config), recurrence: Arc::from(recurrence), loaded: None })
     }
 
     /// Loads a model folder to be used: nothing is kept but the weights in the type of the computation. A folder of a plain backbone loads
@@ -50,7 +51,7 @@ impl Model {
         let tensors = Tensors::open(folder)?;
         let mut hash = checkpoint::Fingerprint::new(&model.config);
         checkpoint::set_weights(model.recurrence(), &tensors, &mut |_, values| hash.add(values))?;
-        model.fingerprint = Some(hash.finish().into());
+        model.loaded = Some(Arc::new(hash.finish()));
         Ok(model)
     }
 
@@ -95,7 +96,7 @@ impl Model {
     /// Overwrites all parameters of a model that is trained from a file. A missing, misshapen or non-finite tensor is an error by name, and
     /// nothing is changed.
     pub fn set_weights(&self, tensors: &Tensors) -> Result<()> {
-        if self.fingerprint.is_some() {
+        if self.loaded.is_some() {
             return Err(Error::Unsupported("a model that was loaded to be used keeps its weights".into()));
         }
         checkpoint::set_weights(self.recurrence(), tensors, &mut |_, _| {})
@@ -161,8 +162,13 @@ impl Model {
 
     /// A number that tells this model from any other: of its configuration and every parameter.
     pub fn fingerprint(&self) -> Result<String> {
-        match &self.fingerprint {
-            Some(known) => Ok(known.to_string()),
+        Ok(self.owner()?.first)
+    }
+
+    /// What the files of this model's states are told from others by, without a tokenizer.
+    pub fn owner(&self) -> Result<Owner> {
+        match &self.loaded {
+            Some(known) => Ok(known.as_ref().clone()),
             None => checkpoint::fingerprint(self.recurrence(), &self.config),
         }
     }
@@ -179,13 +185,13 @@ impl Model {
 
     /// Writes a state to a file, beside it first and then renamed. A state that holds NaN or infinity is refused: no one could read it back.
     pub fn save_state(&self, state: &State, path: &Path) -> Result<()> {
-        file::save(state, path, &self.fingerprint()?)
+        file::save(state, path, &self.owner()?)
     }
 
     /// Reads a state, to the bit. Refused with the reason: a file that is no state, of another model, truncated, altered, or with a number
     /// that is not finite.
     pub fn load_state(&self, path: &Path) -> Result<State> {
-        file::load(path, &self.recurrence.layout(), &self.fingerprint()?, self.device())
+        file::load(path, &self.recurrence.layout(), &self.owner()?, self.device())
     }
 
     /// Cuts a batch into this model's segments.
@@ -246,7 +252,7 @@ impl Model {
         let mut logits = vec![0f32; batch.texts * tokens * vocab];
         let tape = Tape::off();
         let inputs = self.inputs(&segments, batch.texts)?;
-        let pass = Pass { tape: &tape, inputs: &inputs, backprop: Backprop::default() };
+        let pass = Pass::forward(&tape, &inputs);
         let state = schedule.schedule(self.recurrence())?.run(self.recurrence(), pass, state, &mut |s, h| {
             let Segment { range, pad, .. } = &segments[s];
             let text = ops::narrow(h, 1, before + pad, range.len())?;
@@ -262,7 +268,7 @@ impl Model {
     /// The state after whole segments.
     pub fn absorb(&self, segments: &[Segment], state: &State) -> Result<State> {
         let (tape, inputs) = (Tape::off(), self.inputs(segments, state.texts())?.wanting(|_| false));
-        let pass = Pass { tape: &tape, inputs: &inputs, backprop: Backprop::default() };
+        let pass = Pass::forward(&tape, &inputs);
         ScheduleKind::Auto.schedule(self.recurrence())?.run(self.recurrence(), pass, state, &mut |_, _| Ok(()))
     }
 
@@ -292,7 +298,7 @@ impl Model {
         backprop: Backprop,
     ) -> Result<(Tensor, State)> {
         let mut rows: Vec<Tensor> = Vec::new();
-        let pass = Pass { tape, inputs: &example.inputs, backprop };
+        let pass = Pass { backprop, ..Pass::forward(tape, &example.inputs) };
         let state = schedule.schedule(self.recurrence())?.run(self.recurrence(), pass, state, &mut |s, h| {
             if let Some(asked) = &example.asked[s] {
                 let flat = ops::reshape(h, [h.dims()[0] * h.dims()[1], h.dims()[2]])?;

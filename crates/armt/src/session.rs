@@ -27,7 +27,8 @@ use crate::generate::{Generated, Options, generate};
 use crate::model::Model;
 use crate::reader::{End, Progress, Reader};
 use crate::segment::Batch;
-use crate::state::{State, file};
+use crate::state::State;
+use crate::state::file::{self, Owner};
 use crate::text::{Counts, Source, TokenPrefetch, TokenStream, Tokenizer};
 
 /// A model, its tokenizer, and what it has read.
@@ -36,7 +37,7 @@ pub struct Session {
     model: Model,
     tokenizer: Arc<Tokenizer>,
     state: State,
-    fingerprint: Arc<str>,
+    owner: Arc<Owner>,
 }
 
 impl Session {
@@ -57,8 +58,8 @@ impl Session {
 
     /// A session of a model and a tokenizer that fits it.
     pub fn new(model: Model, tokenizer: Arc<Tokenizer>) -> Result<Self> {
-        let (state, fingerprint) = (model.empty(1)?, model.fingerprint()?.into());
-        Ok(Session { model, tokenizer, state, fingerprint })
+        let owner = Owner { tokenizer: Some(tokenizer.fingerprint()?), ..model.owner()? };
+        Ok(Session { state: model.empty(1)?, model, tokenizer, owner: Arc::new(owner) })
     }
 
     /// The model.
@@ -113,9 +114,16 @@ impl Session {
 
     /// A reading of texts, one after the other, that goes on from this session's state, for those who want to watch it or to stop it by
     /// setting `stop`. The session itself stays as it is.
+    /// A model that keeps nothing between segments cannot read and is refused.
     pub fn reading(&self, sources: Vec<Source>, stop: Arc<AtomicBool>) -> Result<Reading> {
+        if self.model.recurrence().layout().parts.is_empty() {
+            let what = "the model has no memory: it keeps nothing of what it reads (`armt convert` gives a model a memory)";
+            return Err(Error::Unsupported(what.into()));
+        }
         let stream = TokenStream::new(self.tokenizer.clone(), sources)?;
-        Ok(Reading { reader: Reader::new(&self.model, self.state.clone())?, tokens: TokenPrefetch::start(stream, stop)? })
+        let mut reader = Reader::new(&self.model, self.state.clone())?;
+        reader.stop_on(stop.clone());
+        Ok(Reading { reader, tokens: TokenPrefetch::start(stream, stop)? })
     }
 
     /// The most probable answer to a question: what the model goes on with after it, and after what it was trained to answer behind
@@ -147,13 +155,14 @@ impl Session {
 
     /// Writes the state to a file, beside it first and then renamed.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        file::save(&self.state, path.as_ref(), &self.fingerprint)
+        file::save(&self.state, path.as_ref(), &self.owner)
     }
 
-    /// Takes the state of a file in place of what was read. A file that is damaged, of another model or of several texts is refused.
+    /// Takes the state of a file in place of what was read. A file that is damaged, of another model, tokenizer or
+    /// vocabulary, or of several texts, is refused.
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let layout = self.model.recurrence().layout();
-        let state = file::load(path.as_ref(), &layout, &self.fingerprint, self.model.device())?;
+        let state = file::load(path.as_ref(), &layout, &self.owner, self.model.device())?;
         self.model.expect_state(&state, 1).map_err(|e| Error::file(path.as_ref(), e))?;
         self.state = state;
         Ok(())
@@ -167,7 +176,7 @@ impl Session {
     /// The states of several sessions of one model as one, to be read side by side. Sessions of different models are an error.
     pub fn stack(sessions: &[Self]) -> Result<State> {
         let first = sessions.first().ok_or_else(|| Error::input("at least one session", "none"))?;
-        if sessions.iter().any(|s| s.fingerprint != first.fingerprint) {
+        if sessions.iter().any(|s| s.owner != first.owner) {
             return Err(Error::input("sessions of one model", "sessions of several"));
         }
         State::stack(&sessions.iter().map(|s| s.state.clone()).collect::<Vec<_>>())
@@ -196,7 +205,8 @@ impl Reading {
         self.reader.into_state()
     }
 
-    /// Passes over the tokens that the state already holds; `each` hears how many after every 65,536. A text with fewer is an error.
+    /// Passes over the tokens that the state already holds; `each` hears how many after every 65,536. A text with fewer, or with others, is
+    /// an error.
     pub fn skip(&mut self, each: &mut dyn FnMut(u64)) -> Result<()> {
         let mut passed = 0u64;
         let mut watched = self.tokens.by_ref().inspect(|_| {

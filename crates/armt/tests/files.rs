@@ -13,6 +13,7 @@ use armt::memory::{Associative, MemoryConfig, Window};
 use armt::model::Model;
 use armt::schedule::ScheduleKind;
 use armt::segment::Batch;
+use armt::state::file::{from_bytes, to_bytes};
 use armt::weights::Tensors;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use small::{FAMILIES, memories, model, numbers, tokens, used_state};
@@ -63,25 +64,119 @@ fn a_state_can_be_kept_and_used_twice() {
     assert_eq!((bits(&a), bits(&before)), (bits(&b), bits(&numbers(&state))), "reading changes no state it was given");
 }
 
-/// A memory file with one NaN in A, its checksum made right again.
-fn with_nan(good: &[u8]) -> Vec<u8> {
-    let file = SafeTensors::deserialize(good).unwrap();
-    let (_, header) = SafeTensors::read_metadata(good).unwrap();
-    let mut metadata = header.metadata().clone().unwrap();
-    let mut a = file.tensor("A").unwrap().data().to_vec();
-    a[8..12].copy_from_slice(&f32::NAN.to_le_bytes());
-    let z = file.tensor("z").unwrap();
-    let shape = file.tensor("A").unwrap().shape().to_vec();
+/// A tensor of a file: name, type, axes, bytes.
+type Part = (String, Dtype, Vec<usize>, Vec<u8>);
+
+/// The tensors and metadata of a memory file.
+fn parts(bytes: &[u8]) -> (Vec<Part>, HashMap<String, String>) {
+    let file = SafeTensors::deserialize(bytes).unwrap();
+    let (_, header) = SafeTensors::read_metadata(bytes).unwrap();
+    let mut parts: Vec<Part> =
+        file.iter().map(|(name, v)| (name.to_string(), v.dtype(), v.shape().to_vec(), v.data().to_vec())).collect();
+    parts.sort_by(|a, b| a.0.cmp(&b.0));
+    (parts, header.metadata().clone().unwrap())
+}
+
+/// A memory file as the first version of the program wrote it, its checksum right whatever it holds.
+fn first_format(parts: &[Part], model: &Model, kind: &str, batch: &str) -> Vec<u8> {
     let mut h = 0xcbf2_9ce4_8422_2325u64;
     let mut add = |bytes: &[u8]| bytes.iter().for_each(|b| h = (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3));
-    for (name, shape, data) in [("A", shape.as_slice(), a.as_slice()), ("z", z.shape(), z.data())] {
+    for (name, _, shape, data) in parts {
         add(name.as_bytes());
         shape.iter().for_each(|s| add(&s.to_le_bytes()));
         add(data);
     }
-    metadata.insert("checksum".into(), format!("{h:016x}"));
-    let views = [("A", TensorView::new(Dtype::F32, shape.clone(), &a).unwrap()), ("z", z)];
-    safetensors::serialize(views, Some(metadata)).unwrap()
+    let metadata = [
+        ("format", "armt-memory-1".to_string()),
+        ("fingerprint", model.fingerprint().unwrap()),
+        ("kind", kind.into()),
+        ("batch", batch.into()),
+        ("tokens_read", "5".into()),
+        ("segments_read", "1".into()),
+        ("checksum", format!("{h:016x}")),
+    ];
+    let views = parts.iter().map(|(name, dtype, shape, data)| (name, TensorView::new(*dtype, shape.clone(), data).unwrap()));
+    safetensors::serialize(views, Some(metadata.map(|(k, v)| (k.to_string(), v)).into())).unwrap()
+}
+
+#[test]
+fn equal_memories_give_equal_bytes_and_files_of_the_first_format_are_still_read() {
+    for memory in memories() {
+        let kind = memory.kind().to_string();
+        let model = model(small::config("gpt2", 2, memory, 4, Alignment::Left), 6, &cpu());
+        let (state, owner, layout) = (used_state(&model, 2, 7), model.owner().unwrap(), model.recurrence().layout());
+        let bytes = to_bytes(&state, &owner).unwrap();
+        let again = from_bytes(&bytes, &layout, &owner, &cpu()).unwrap();
+        assert_eq!(to_bytes(&again, &owner).unwrap(), bytes, "{kind}");
+        assert_eq!(again.counts(), state.counts());
+
+        let first = first_format(&parts(&bytes).0, &model, state.kind(), "2");
+        let old = from_bytes(&first, &layout, &owner, &cpu()).unwrap();
+        assert_eq!(bits(&numbers(&old)), bits(&numbers(&state)), "{kind}");
+        assert_eq!((old.texts(), old.tokens_read(), old.segments_read(), old.counts()[1].text), (2, 5, 1, None));
+    }
+}
+
+#[test]
+fn no_byte_of_a_memory_file_can_be_changed_unseen() {
+    let model = armt("gpt2", 6);
+    let (owner, layout) = (model.owner().unwrap(), model.recurrence().layout());
+    let good = to_bytes(&used_state(&model, 1, 7), &owner).unwrap();
+    assert!(from_bytes(&good, &layout, &owner, &cpu()).is_ok());
+    for at in 0..good.len() {
+        let mut bytes = good.clone();
+        bytes[at] ^= 1 << (at % 8);
+        assert!(from_bytes(&bytes, &layout, &owner, &cpu()).is_err(), "byte {at}");
+    }
+    // What the first format left out of its checksum, each for itself.
+    for (old, new) in
+        [("tokens_read\":\"5", "tokens_read\":\"6"), ("segments_read\":\"1", "segments_read\":\"2"), ("texts\":\"1", "texts\":\"2")]
+    {
+        let at = good.windows(old.len()).position(|w| w == old.as_bytes()).unwrap();
+        let bytes = [&good[..at], new.as_bytes(), &good[at + new.len()..]].concat();
+        let error = from_bytes(&bytes, &layout, &owner, &cpu()).err().unwrap().to_string();
+        assert!(error.contains("checksum"), "{new}: {error}");
+    }
+}
+
+#[test]
+fn tensors_of_other_axes_and_impossible_numbers_of_texts_are_refused_before_they_are_made() {
+    for memory in memories() {
+        let model = model(small::config("gpt2", 2, memory, 4, Alignment::Left), 6, &cpu());
+        let (state, owner, layout) = (used_state(&model, 1, 7), model.owner().unwrap(), model.recurrence().layout());
+        let (parts, _) = parts(&to_bytes(&state, &owner).unwrap());
+        let refused = |parts: &[Part], batch: &str, what: &str| {
+            let bytes = first_format(parts, &model, state.kind(), batch);
+            let error = from_bytes(&bytes, &layout, &owner, &cpu()).err();
+            assert!(error.is_some(), "{} with {what}", state.kind());
+        };
+        for batch in ["1000000000000", "18446744073709551616", "-1", "", "2"] {
+            if parts.is_empty() && batch == "2" {
+                continue; // A memory that keeps nothing may be of any number.
+            }
+            refused(&parts, batch, batch);
+        }
+        for i in 0..parts.len() {
+            let change = |f: &dyn Fn(&mut Vec<usize>)| {
+                let mut changed = parts.clone();
+                f(&mut changed[i].2);
+                changed
+            };
+            refused(&change(&|shape| shape.splice(0..0, [1, 1, 1, 1, 1, 1]).for_each(drop)), "1", "more than six axes");
+            refused(&change(&|shape| shape.push(1)), "1", "an axis more");
+            refused(&change(&|shape| *shape = vec![shape.iter().product()]), "1", "one axis");
+            refused(&change(&|shape| shape.rotate_right(1)), "1", "axes in another order");
+            let mut fewer = parts.clone();
+            fewer.remove(i);
+            refused(&fewer, "1", "a tensor missing");
+            let mut none = parts.clone();
+            (none[i].2[0], none[i].3) = (0, Vec::new());
+            refused(&none, "1", "nothing on an axis");
+        }
+        let mut more = parts.clone();
+        more.push(("zz".into(), Dtype::F32, vec![1], vec![0; 4]));
+        refused(&more, "1", "a tensor too many");
+    }
 }
 
 #[test]
@@ -106,7 +201,9 @@ fn a_memory_file_that_does_not_fit_is_refused_with_the_reason() {
     flipped[end] ^= 1;
     refused(&flipped, &model, "checksum");
     // A file that is whole and of this model, but holds NaN; and a memory that does, which is not written.
-    refused(&with_nan(&good), &model, "NaN");
+    let (mut broken, _) = parts(&good);
+    broken[0].3[8..12].copy_from_slice(&f32::NAN.to_le_bytes());
+    refused(&first_format(&broken, &model, "associative", "1"), &model, "NaN");
     let state = used_state(&model, 1, 7);
     let a = Tensor::full(f32::NAN, state.get("A").unwrap().shape(), &cpu()).unwrap();
     let tensors = vec![a, state.get("z").unwrap().clone()];
@@ -268,6 +365,44 @@ fn a_model_file_that_does_not_fit_is_refused_and_changes_nothing() {
     let truncated = std::fs::read(dir.path().join("model.safetensors")).unwrap();
     std::fs::write(dir.path().join("model.safetensors"), &truncated[..truncated.len() - 9]).unwrap();
     assert!(Tensors::open(dir.path()).is_err());
+}
+
+#[test]
+fn an_index_of_shards_names_files_beside_it_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("model");
+    std::fs::create_dir(&folder).unwrap();
+    let shard = safetensors::serialize([("a", TensorView::new(Dtype::F32, vec![1], &[0; 4]).unwrap())], None).unwrap();
+    let outside = dir.path().join("outside.safetensors");
+    for place in [&outside, &folder.join("own.safetensors")] {
+        std::fs::write(place, &shard).unwrap();
+    }
+    let open = |name: &str| {
+        let index = serde_json::json!({"weight_map": {"a": name}});
+        std::fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
+        Tensors::open(&folder).map(drop).map_err(|e| e.to_string())
+    };
+    assert_eq!(open("own.safetensors"), Ok(()));
+    for name in [outside.to_str().unwrap(), "../outside.safetensors", "/dev/zero", "a/../../outside.safetensors", "", "."] {
+        let error = open(name).unwrap_err();
+        assert!(error.contains("index.json"), "{name}: {error}");
+    }
+}
+
+/// A file of n tensors takes n times one tensor's time, not n times n.
+#[test]
+fn a_file_of_very_many_tensors_is_opened_as_fast_as_it_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("many.safetensors");
+    let n = 100_000;
+    let one = |i: usize| format!("\"t{i}\":{{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[{},{}]}}", 4 * i, 4 * i + 4);
+    let header = format!("{{{}}}", (0..n).map(one).collect::<Vec<_>>().join(","));
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0; 4 * n]].concat();
+    std::fs::write(&path, bytes).unwrap();
+    let start = std::time::Instant::now();
+    let tensors = Tensors::open(&path).unwrap();
+    assert!((0..n).all(|i| tensors.find(&[&format!("t{i}")]).is_ok()));
+    assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
 }
 
 #[test]

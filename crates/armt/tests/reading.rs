@@ -13,8 +13,8 @@ use armt::engine::{DType, Device};
 use armt::generate::{Options, Sampling};
 use armt::memory::{Associative, MemoryConfig, Prmt, Rmt};
 use armt::reader::{End, Reader, Tokens};
-use armt::text::{Source, TokenPrefetch, TokenStream, Tokenizer};
-use armt::{Error, Model, State};
+use armt::text::{Source, TokenPrefetch, TokenStream, Tokenizer, Vocabulary};
+use armt::{Error, Model, Session, State};
 use proptest::prelude::*;
 
 #[path = "support/tiny_gpt2.rs"]
@@ -251,6 +251,54 @@ fn a_text_that_ended_short_can_be_continued() {
     let mut short = first[..5].iter().map(|t| Ok(*t));
     let error = reader.skip(&mut short).unwrap_err().to_string();
     assert!(error.contains("got one of 5"), "{error}");
+}
+
+#[test]
+fn a_reading_is_gone_on_with_from_the_text_that_was_read_and_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("memory.safetensors");
+    let model = model(associative());
+    let text = tokens(SEGMENT * 4 + 3);
+    let state = read_all(&model, model.empty(1).unwrap(), &text);
+    model.save_state(&state, &file).unwrap();
+    let skip = |tokens: &[i32], state: State| {
+        let mut reader = Reader::new(&model, state).unwrap();
+        reader.skip(&mut tokens.iter().map(|t| Ok(*t))).map(|()| reader.into_state())
+    };
+    let load = || model.load_state(&file).unwrap();
+    assert!(skip(&text, load()).is_ok());
+    let mut other = text.clone();
+    other[7] ^= 1;
+    let error = skip(&[other, vec![1; 100]].concat(), load()).err().unwrap().to_string();
+    assert!(error.contains("the text that was read"), "{error}");
+    // Where it is not known what was read, what is passed over is taken for it.
+    let count = state.counts()[0];
+    let unknown = load().with_counts(vec![armt::state::Count { text: None, ..count }]);
+    assert_eq!(skip(&text, unknown).unwrap().counts(), [count]);
+}
+
+#[test]
+fn a_memory_read_with_another_vocabulary_or_tokenizer_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("memory.safetensors");
+    let (model, whole) = (model(associative()), tokenizer());
+    let (encoder, merges) = tiny_gpt2::write_bpe(folder.path());
+    let bpe = || Tokenizer::from_gpt2(&encoder, &merges).unwrap();
+    let kept = |kept: Vec<i32>| Arc::new(bpe().with_vocabulary(Vocabulary::new(tiny_gpt2::VOCAB, kept, 9).unwrap()).unwrap());
+    let most: Vec<i32> = (0..tiny_gpt2::VOCAB as i32 - 9).collect();
+    let rotated: Vec<i32> = most.iter().skip(1).chain(&most[..1]).copied().collect();
+    let mut session = Session::new(model.clone(), kept(most.clone())).unwrap();
+    session.read_text(["where is the milk? it is in the kitchen."]).unwrap();
+    session.save(&file).unwrap();
+    let load = |tokenizer: Arc<Tokenizer>| Session::new(model.clone(), tokenizer).unwrap().load(&file);
+    load(kept(most)).unwrap();
+    for other in [kept(rotated), whole.clone()] {
+        let error = load(other).unwrap_err().to_string();
+        assert!(error.contains("another tokenizer or vocabulary"), "{error}");
+    }
+    // The files that a tokenizer is in do not matter.
+    whole.save(folder.path()).unwrap();
+    assert_eq!(Tokenizer::load(folder.path()).unwrap().fingerprint().unwrap(), whole.fingerprint().unwrap());
 }
 
 #[test]

@@ -81,8 +81,10 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     if let Some(folder) = &own.csv {
         std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
-    let mut run = Run { args, report, stop: &*stop_on_signals()?, shown: 0, judged: 0 };
+    let stop = stop_on_signals()?;
+    let mut run = Run { args, report, stop: &stop, shown: 0, judged: 0 };
     let mut judge = Judge::new(&model, &babilong, run.report.settings.batch)?;
+    judge.stop_on(stop.clone());
     for stories in &stories {
         for length in &lengths {
             match run.cell(&mut judge, stories, *length) {
@@ -190,9 +192,11 @@ impl Run<'_> {
                     csv::write(folder, task, length, &answered)?;
                 }
                 let cell = count(stories, length, &answered, self.report.settings.label_match);
-                self.report.put(cell.clone());
+                match self.args.out.as_deref() {
+                    Some(out) => self.report.add(cell.clone(), out)?,
+                    None => self.report.put(cell.clone()),
+                }
                 self.judged += 1;
-                self.args.out.as_deref().map_or(Ok(()), |out| self.report.save(out))?;
                 cell
             }
         };

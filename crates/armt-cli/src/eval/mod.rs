@@ -100,11 +100,8 @@ fn time(text: &str) -> Result<f64, String> {
 
 /// Refuses a file that could not be written before anything slow is done.
 pub fn expect_place(out: &std::path::Path) -> Result<()> {
-    if out.is_dir() {
-        bail!("{}: expected the name of a file to write, got a folder", out.display());
-    }
     match out.parent().filter(|p| !p.as_os_str().is_empty() && !p.is_dir()) {
         Some(folder) => bail!("{}: the folder {} does not exist", out.display(), folder.display()),
-        None => Ok(()),
+        None => Ok(armt::files::expect_writable(out)?),
     }
 }

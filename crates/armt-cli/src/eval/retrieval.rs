@@ -134,7 +134,8 @@ fn bar(pairs: &[usize], samples: usize) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let bar = ProgressBar::new(pairs.iter().map(|n| (n + 1) * samples).sum::<usize>() as u64);
+    let bar =
+        ProgressBar::new(pairs.iter().fold(0u64, |sum, n| sum.saturating_add((*n as u64 + 1).saturating_mul(samples as u64))));
     let style = ProgressStyle::with_template("{bar:30} {percent:>3}%  {msg}, {eta} left");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.enable_steady_tick(Duration::from_millis(200));

@@ -40,7 +40,7 @@ impl Tensor {
     /// A tensor whose elements are whatever the pool's buffer last held. For outputs that a kernel fills completely.
     pub(crate) fn uninit(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
         let shape = shape.into();
-        let storage = Arc::new(Storage::new(device, shape.elements() * dtype.size())?);
+        let storage = Arc::new(Storage::new(device, shape.elements().saturating_mul(dtype.size()))?);
         Ok(Tensor { storage, offset: 0, shape, dtype, node: None })
     }
 
@@ -54,7 +54,7 @@ impl Tensor {
     /// A tensor with a host slice's elements. The slice must hold exactly the shape's number of elements.
     pub fn from_slice<T: Element>(data: &[T], shape: impl Into<Shape>, device: &Device) -> Result<Self> {
         let shape = shape.into();
-        let storage = Arc::new(Storage::lasting(device, shape.elements() * T::DTYPE.size())?);
+        let storage = Arc::new(Storage::lasting(device, shape.elements().saturating_mul(T::DTYPE.size()))?);
         let t = Tensor { storage, offset: 0, shape, dtype: T::DTYPE, node: None };
         t.overwrite(data)?;
         Ok(t)

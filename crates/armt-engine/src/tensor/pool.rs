@@ -14,9 +14,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::cuda::driver::Context;
 use crate::error::{Error, Result};
+use crate::machine;
 
 /// Host buffers start on a cache line, which is also the widest vector.
 const HOST_ALIGN: usize = 64;
+
+/// More bytes than any device has, few enough to be rounded up.
+const LARGEST: usize = isize::MAX as usize / 2;
 
 /// Where raw memory comes from.
 pub(crate) enum Source {
@@ -128,6 +132,9 @@ impl Pool {
     }
 
     pub(crate) fn alloc(self: &Arc<Self>, bytes: usize) -> Result<Block> {
+        if bytes > LARGEST {
+            return Err(Error::argument("allocation", format!("{bytes} bytes exceed the address space")));
+        }
         let class = size_class(bytes);
         let address = match self.take(class) {
             Some(address) => address,
@@ -142,6 +149,16 @@ impl Pool {
         let pooled = self.counters.held.load(Ordering::Relaxed);
         let address = match &*self.source {
             Source::Host => {
+                // A system that promises more than it has would end the program when the memory is used.
+                let total = machine::memory();
+                if class > total.saturating_sub(pooled) {
+                    self.trim();
+                    let held = self.counters.held.load(Ordering::Relaxed);
+                    let free = total.saturating_sub(held);
+                    if class > free {
+                        return Err(Error::OutOfMemory { device: "cpu".into(), requested: class, free, total, pooled });
+                    }
+                }
                 let layout = Layout::from_size_align(class, HOST_ALIGN)
                     .map_err(|_| Error::unsupported("allocation", format!("{class} bytes exceed the address space")))?;
                 // SAFETY: the layout has a non-zero size (a class is at least 512 bytes). Zeroed, so that reading a buffer before
@@ -219,6 +236,15 @@ mod tests {
             assert!(class - bytes <= 512.max(bytes / 8 + 1), "{bytes} -> {class}");
             assert_eq!(size_class(class), class);
         }
+    }
+
+    #[test]
+    fn more_than_the_machine_has_is_refused_before_it_is_asked_for() {
+        let pool = Pool::new(Source::Host);
+        for bytes in [usize::MAX, LARGEST + 1, LARGEST, machine::memory() + 1] {
+            assert!(pool.alloc(bytes).is_err(), "{bytes}");
+        }
+        assert_eq!(pool.stats().allocations, 0);
     }
 
     #[test]

@@ -29,9 +29,9 @@ impl Shape {
         self.rank
     }
 
-    /// Number of elements.
+    /// Number of elements; the largest number where there are more than can be counted, which no device has room for.
     pub fn elements(&self) -> usize {
-        self.dims().iter().product()
+        if self.dims().contains(&0) { 0 } else { self.dims().iter().fold(1, |n, size| n.saturating_mul(*size)) }
     }
 
     /// Size of the last axis, 1 for a scalar.

@@ -56,7 +56,8 @@ fn values(model: &Model, workload: &Workload, ids: &[i32], schedule: ScheduleKin
     match (workload.work, schedule) {
         (Work::Read, ScheduleKind::Sequential) => {
             let inputs = model.inputs(&model.segments(&batch)?, workload.batch)?;
-            let pass = Pass { tape: &Tape::off(), inputs: &inputs, backprop: Backprop::default() };
+            let tape = Tape::off();
+            let pass = Pass::forward(&tape, &inputs);
             let plain = schedule.schedule(model.recurrence())?;
             memory(&plain.run(model.recurrence(), pass, &empty, &mut |_, _| Ok(()))?)
         }

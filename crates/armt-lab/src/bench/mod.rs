@@ -8,6 +8,7 @@ use std::time::Instant;
 
 pub use agreement::Agreement;
 
+use armt::engine::machine::expect_room;
 use armt::engine::optim::{AdamW, Group, Settings};
 use armt::engine::{Clocks, DType, Device, Param, Tensor, ops};
 use serde::{Deserialize, Serialize};
@@ -211,6 +212,9 @@ pub fn run(
     if workload.work == Work::Train && (accumulate == 0 || !workload.batch.is_multiple_of(accumulate)) {
         return Err(Error::input("accumulate", format!("parts that divide the batch of {}", workload.batch), accumulate));
     }
+    let tokens = [workload.batch, workload.segments, workload.segment, size_of::<i32>()];
+    expect_room("segments by texts", &tokens)?;
+    expect_room("repeats", &[repeats, size_of::<f64>()])?;
     let start = Instant::now();
     let model = model(workload, dtype, device)?;
     let mut random = Random::new(2);
@@ -234,7 +238,7 @@ pub fn run(
     repeat(true)?;
     let first_seconds = start.elapsed().as_secs_f64();
     repeat(true)?;
-    let mut seconds = Vec::with_capacity(repeats);
+    let mut seconds = Vec::new();
     for _ in 0..repeats {
         let start = Instant::now();
         repeat(false)?;

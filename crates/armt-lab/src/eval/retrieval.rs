@@ -7,7 +7,7 @@ use armt::engine::{Tape, Tensor, ops};
 use armt::files::{read_json, write_json};
 use armt::model::Model;
 use armt::random::Random;
-use armt::schedule::{Backprop, Pass, ScheduleKind};
+use armt::schedule::{Pass, ScheduleKind};
 use armt::segment::Segment;
 use serde::{Deserialize, Serialize};
 
@@ -78,7 +78,19 @@ impl Report {
 
     /// Reads a report; refuses a file that holds something else.
     pub fn load(path: &Path) -> Result<Self> {
-        Ok(read_json(path, "a report of `armt eval`")?)
+        let report: Report = read_json(path, "a report of `armt eval`")?;
+        let possible = |p: &Point| {
+            let stored = p.stored.is_finite() && p.stored <= p.pairs as f64 * (1.0 + 1e-9);
+            (0.0..=1.0).contains(&p.exact_match) && p.samples > 0 && p.pairs > 0 && stored
+        };
+        if let Some(p) = report.points.iter().find(|p| !possible(p)) {
+            let expected = "expected a share from 0 to 1 of some texts, and no more stored pairs than there are";
+            return Err(Error::file(path, format!("{} pairs: {expected}, got {p:?}", p.pairs)));
+        }
+        match report.minutes.filter(|m| !(m.is_finite() && *m >= 0.0)) {
+            Some(minutes) => Err(Error::file(path, format!("minutes: expected a number of at least 0, got {minutes}"))),
+            None => Ok(report),
+        }
     }
 }
 
@@ -117,7 +129,7 @@ pub fn count_exact(model: &Model, asked: &TaskBatch, schedule: ScheduleKind) -> 
     let tape = Tape::off();
     let (mut asked, mut wrong) = (vec![false; texts], vec![false; texts]);
     let empty = model.empty(texts)?;
-    let pass = Pass { tape: &tape, inputs: &inputs, backprop: Backprop::default() };
+    let pass = Pass::forward(&tape, &inputs);
     schedule.schedule(model.recurrence())?.run(model.recurrence(), pass, &empty, &mut |s, h| {
         let answers = answers(&segments[s]);
         let rows: Vec<i32> = answers.iter().map(|(row, _, _)| *row).collect();
@@ -149,7 +161,7 @@ pub fn curve(
     each: &mut dyn FnMut(&Point) -> ControlFlow<()>,
 ) -> Result<Vec<Point>> {
     expect_fits(model, &task)?;
-    pairs.iter().try_for_each(|n| task.check(*n))?;
+    pairs.iter().try_for_each(|n| task.check(*n).and_then(|()| task.expect_room(*n, 1, batch.min(samples))))?;
     if samples == 0 || batch == 0 {
         return Err(Error::input("samples", "at least 1 in batches of at least 1", format!("{samples} and {batch}")));
     }

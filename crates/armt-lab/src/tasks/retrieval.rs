@@ -9,6 +9,7 @@
 use std::collections::{HashMap, HashSet};
 use std::str::FromStr;
 
+use armt::engine::machine::expect_room;
 use armt::random::Random;
 use armt::recurrence::Targets;
 use armt::segment::Batch;
@@ -70,7 +71,14 @@ pub struct Retrieval {
 impl Retrieval {
     /// Tokens of a pair, and of the question with its answer: K + V + 2.
     pub fn segment_size(&self) -> usize {
-        self.key_size + self.value_size + 2
+        self.key_size.saturating_add(self.value_size).saturating_add(2)
+    }
+
+    /// Refuses texts that the machine could not hold side by side.
+    pub fn expect_room(&self, pairs: usize, questions: usize, batch: usize) -> Result<()> {
+        let segments = pairs.saturating_add(questions);
+        // Tokens and what is to be said after each.
+        Ok(expect_room("pairs by texts", &[batch, segments, self.segment_size(), 2 * size_of::<i32>()])?)
     }
 
     /// Refuses fewer than 2 or more than 100 symbols, sizes of zero, keys whose number, below symbols^K, does not fit 64 bits, and in
@@ -136,6 +144,7 @@ impl Retrieval {
         if batch == 0 || questions == 0 {
             return Err(Error::input("batch", "at least 1 text with at least 1 question", format!("{batch} and {questions}")));
         }
+        self.expect_room(pairs, questions, batch)?;
         let (k, v, size) = (self.key_size, self.value_size, self.segment_size());
         let mut deal = (self.setting == Setting::Remember).then(|| Deal::new(self.keys()));
         let mut ids = Vec::with_capacity(batch * (pairs + questions) * size);

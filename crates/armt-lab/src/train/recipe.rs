@@ -4,6 +4,7 @@ mod check;
 mod source;
 mod until;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use armt::backbone::families::{self, Family};
@@ -11,7 +12,7 @@ use armt::config::Config;
 use armt::engine::optim::{Clip, Decay, Schedule, Settings};
 use armt::memory::MemoryConfig;
 use armt::schedule::Backprop;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 pub use self::until::Until;
 
@@ -22,7 +23,7 @@ use crate::tasks::babilong::{Form, GEN};
 use crate::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
 
 /// What to train, on what, and how.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
     /// Decides weights, data and everything else that is random.
@@ -54,7 +55,7 @@ pub struct Recipe {
 }
 
 /// What is learned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TaskKind {
     /// Associative retrieval, all keys different.
@@ -66,7 +67,7 @@ pub enum TaskKind {
 }
 
 /// The task.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TaskRecipe {
     /// `remember`, `rewrite` or `babilong`.
@@ -97,7 +98,7 @@ pub struct TaskRecipe {
 }
 
 /// A text, or several.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a name, or a list of names")]
 pub enum OneOrMore {
     /// Nothing was said.
@@ -110,8 +111,8 @@ pub enum OneOrMore {
 }
 
 /// What the first weights are.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(try_from = "ModelKeys")]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(try_from = "ModelKeys", rename_all = "lowercase")]
 pub enum ModelRecipe {
     /// Fresh ones.
     Fresh(FreshModel),
@@ -127,7 +128,7 @@ impl Default for ModelRecipe {
 
 /// The shape of a fresh GPT-NeoX, the paper's small one unless changed: 4 layers, width 128, 4 heads, feed-forward 128, weights of
 /// spread 0.02.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct FreshModel {
     /// Layers.
     pub layers: usize,
@@ -192,7 +193,7 @@ impl TryFrom<ModelKeys> for ModelRecipe {
 }
 
 /// AdamW. The defaults are those of the authors' retrieval scripts.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerRecipe {
     /// Peak learning rate of each stage.
@@ -216,7 +217,7 @@ impl Default for OptimizerRecipe {
 }
 
 /// Validation during training.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EvalRecipe {
     /// Steps between validations.
@@ -239,7 +240,7 @@ impl Default for EvalRecipe {
 }
 
 /// One stage of the curriculum.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stage {
     /// Retrieval: pairs to remember.
@@ -308,6 +309,20 @@ pub struct Stage {
     pub patience: Option<u64>,
 }
 
+/// Every value within another, by its path; what is nothing is left out.
+fn flatten(path: &str, value: &serde_json::Value, record: &mut BTreeMap<String, String>) {
+    let below = |key: &dyn std::fmt::Display| if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
+    match value {
+        serde_json::Value::Null => {}
+        serde_json::Value::Object(map) => map.iter().for_each(|(key, value)| flatten(&below(key), value, record)),
+        serde_json::Value::Array(list) => {
+            list.iter().enumerate().for_each(|(i, value)| flatten(&below(&(i + 1)), value, record));
+        }
+        serde_json::Value::String(text) => drop(record.insert(path.into(), text.clone())),
+        other => drop(record.insert(path.into(), other.to_string())),
+    }
+}
+
 fn one() -> usize {
     1
 }
@@ -336,6 +351,18 @@ impl Recipe {
         }
         recipe.check(&source)?;
         Ok(recipe)
+    }
+
+    /// Every key with its value, defaults too, for comparison: `optimizer.lr` and `0.0003`. Where the model comes from is left out: a run has
+    /// its own from its first checkpoint on, and that folder may be gone.
+    pub fn record(&self) -> Result<BTreeMap<String, String>> {
+        // Over its text, so that a number is as people write it.
+        let json = |e: serde_json::Error| Error::Toml(e.to_string());
+        let value = serde_json::from_str(&serde_json::to_string(self).map_err(json)?).map_err(json)?;
+        let mut record = BTreeMap::new();
+        flatten("", &value, &mut record);
+        record.remove("model.from");
+        Ok(record)
     }
 
     /// The task of a stage of associative retrieval, and its pairs. A recipe of BABILong has none.

@@ -3,7 +3,8 @@
 //! ```text
 //! log.jsonl                 one JSON object a line
 //! events.out.tfevents.*     the same for TensorBoard
-//! last/                     config.json, model.safetensors, optimizer.safetensors, state.json; memory.safetensors where texts go on from one
+//! last/                     config.json, model.safetensors, optimizer.safetensors, state.json, recipe.json; memory.safetensors where texts go on
+//!                           from one
 //! best/                     config.json, model.safetensors
 //! ```
 //!
@@ -13,6 +14,7 @@
 //!
 //! While a [`RunFolder`] lives it holds a lock on `log.jsonl`, so that two processes do not write to one run.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -21,7 +23,7 @@ use std::sync::Arc;
 use armt::State;
 use armt::engine::DType;
 use armt::engine::optim::AdamW;
-use armt::files::write_beside;
+use armt::files::{read_json, write_beside, write_json};
 use armt::model::Model;
 use armt::text::Tokenizer;
 use safetensors::SafeTensors;
@@ -35,12 +37,25 @@ const LOG: &str = "log.jsonl";
 const LAST: &str = "last";
 const BEST: &str = "best";
 const MEMORY: &str = "memory.safetensors";
+const RECIPE: &str = "recipe.json";
+/// What a checkpoint may hold.
+const FILES: [&str; 8] = [
+    "config.json",
+    "model.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    MEMORY,
+    RECIPE,
+    "tokenizer.json",
+    "vocabulary.json",
+];
 
 /// A run's folder, open for writing.
 pub struct RunFolder {
     path: PathBuf,
     log: File,
     tokenizer: Option<Arc<Tokenizer>>,
+    recipe: Option<BTreeMap<String, String>>,
 }
 
 impl std::fmt::Debug for RunFolder {
@@ -51,7 +66,7 @@ impl std::fmt::Debug for RunFolder {
 
 impl RunFolder {
     /// The folder of a new run, made where it is missing. A folder that already holds a run is refused, and stays as it is; one of a run
-    /// that ended before its first step, because something that it needs was missing, is none.
+    /// that ended before its first checkpoint, killed or because something that it needs was missing, is none.
     pub fn create(path: &Path) -> Result<Self> {
         let held = |name: &str| {
             Error::file(
@@ -59,10 +74,10 @@ impl RunFolder {
                 format!("expected a folder without a run, but it holds {name}; resume that run or name another folder"),
             )
         };
-        for name in [LAST, BEST] {
-            if let Some(found) = [name.to_string(), new(name), old(name)].iter().find(|n| path.join(n).exists()) {
-                return Err(held(found));
-            }
+        // `last.new` alone is half of the first checkpoint: nothing was learned before it.
+        if let Some(found) = [LAST.to_string(), old(LAST), BEST.into(), new(BEST), old(BEST)].iter().find(|n| path.join(n).exists())
+        {
+            return Err(held(found));
         }
         std::fs::create_dir_all(path).map_err(io(path))?;
         let file = path.join(LOG);
@@ -71,7 +86,8 @@ impl RunFolder {
         if log.metadata().map_err(io(&file))?.len() > 0 {
             return Err(held(LOG));
         }
-        Ok(RunFolder { path: path.into(), log, tokenizer: None })
+        remove(&path.join(new(LAST)))?;
+        Ok(RunFolder { path: path.into(), log, tokenizer: None, recipe: None })
     }
 
     /// The folder of a run to go on with, its checkpoints whole after whatever ended it. An error if there is no run, if it has no
@@ -85,9 +101,12 @@ impl RunFolder {
         settle(path, LAST)?;
         settle(path, BEST)?;
         if !path.join(LAST).is_dir() {
-            return Err(Error::file(path, "expected a checkpoint to go on from, but the run ended before its first"));
+            return Err(Error::file(
+                path,
+                "expected a checkpoint to go on from, but the run ended before its first: begin it anew",
+            ));
         }
-        Ok(RunFolder { path: path.into(), log, tokenizer: None })
+        Ok(RunFolder { path: path.into(), log, tokenizer: None, recipe: None })
     }
 
     /// The folder.
@@ -114,13 +133,18 @@ impl RunFolder {
     /// Drops the lines whose `step` is greater than `step`: those that a run resumed there will write again. A line that is not JSON is
     /// an error by its number, and the log stays as it is.
     pub fn truncate_log(&mut self, step: u64) -> Result<()> {
+        self.drop_from_log(|line| line.get("step").and_then(Value::as_u64).is_some_and(|s| s > step))
+    }
+
+    /// Drops lines of the log. A line that is not JSON is an error by its number, and the log stays as it is.
+    pub fn drop_from_log(&mut self, drop: impl Fn(&Value) -> bool) -> Result<()> {
         let path = self.path.join(LOG);
         let text = std::fs::read_to_string(&path).map_err(io(&path))?;
         let mut kept = String::with_capacity(text.len());
         for (i, line) in text.lines().enumerate() {
             let record: Value = serde_json::from_str(line)
                 .map_err(|e| Error::file(&path, format!("line {}: expected a JSON object, got {line:.60}: {e}", i + 1)))?;
-            if record.get("step").and_then(Value::as_u64).is_none_or(|s| s <= step) {
+            if !drop(&record) {
                 kept.push_str(line);
                 kept.push('\n');
             }
@@ -142,6 +166,7 @@ impl RunFolder {
             optimizer.save(&path)?;
             expect_finite(&path)?;
             memory.map_or(Ok(()), |memory| model.save_state(memory, &folder.join(MEMORY)))?;
+            self.recipe.as_ref().map_or(Ok(()), |recipe| write_json(&folder.join(RECIPE), recipe))?;
             let path = folder.join("state.json");
             let text = serde_json::to_string_pretty(state).map_err(|e| Error::file(&path, e))?;
             Ok(write_beside(&path, text.as_bytes())?)
@@ -156,6 +181,17 @@ impl RunFolder {
     /// From now on checkpoints have a tokenizer with them, or none.
     pub fn keep_tokenizer(&mut self, tokenizer: Option<&Arc<Tokenizer>>) {
         self.tokenizer = tokenizer.cloned();
+    }
+
+    /// From now on the latest checkpoint says what it was made by: the keys of a recipe and their values.
+    pub fn keep_recipe(&mut self, recipe: BTreeMap<String, String>) {
+        self.recipe = Some(recipe);
+    }
+
+    /// What the latest checkpoint was made by; `None` if it does not say.
+    pub fn load_recipe(&self) -> Result<Option<BTreeMap<String, String>>> {
+        let path = self.last_folder().join(RECIPE);
+        Ok(path.exists().then(|| read_json(&path, "the keys of a recipe and their values")).transpose()?)
     }
 
     fn save_model(&self, model: &Model, folder: &Path) -> Result<()> {
@@ -228,6 +264,38 @@ fn remove(folder: &Path) -> Result<()> {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(io(folder)(e)),
         _ => Ok(()),
     }
+}
+
+/// Removes a run and its folder. A folder that holds anything that no run writes is refused, and stays as it is; so does a run that another
+/// process is at.
+pub fn remove_run(path: &Path) -> Result<()> {
+    let foreign = |found: &Path| Error::file(found, "not removed: no run of training writes this");
+    let checkpoints: Vec<String> = [LAST, BEST].iter().flat_map(|name| [name.to_string(), new(name), old(name)]).collect();
+    for entry in std::fs::read_dir(path).map_err(io(path))? {
+        let entry = entry.map_err(io(path))?;
+        let (found, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+        let folder = entry.file_type().map_err(io(&found))?.is_dir();
+        if folder && checkpoints.contains(&name) {
+            for inner in std::fs::read_dir(&found).map_err(io(&found))? {
+                let inner = inner.map_err(io(&found))?;
+                let own = inner.file_name().to_str().is_some_and(|n| FILES.contains(&n) || is_partial(n));
+                if !own || inner.file_type().map_err(io(&found))?.is_dir() {
+                    return Err(foreign(&inner.path()));
+                }
+            }
+        } else if folder || !(name == LOG || name.starts_with("events.out.tfevents.") || is_partial(&name)) {
+            return Err(foreign(&found));
+        }
+    }
+    if path.join(LOG).exists() {
+        lock(&File::open(path.join(LOG)).map_err(io(path))?, path)?;
+    }
+    remove(path)
+}
+
+/// Whether a file is one that a stop left half written.
+fn is_partial(name: &str) -> bool {
+    name.ends_with(".partial") || name.contains(".partial-")
 }
 
 /// Most pairs that the model in a run's `best` or `last` folder was trained on, by the run's log. `None` for any other folder.

@@ -12,7 +12,7 @@ use armt::model::Model;
 use armt::recurrence::{BatchShape, DeviceBatch, HostBatch, Targets};
 use armt::schedule::{Backprop, ScheduleKind};
 use armt::segment::Batch;
-use armt::state::{Begins, Count};
+use armt::state::Begins;
 
 use crate::error::{Error, Result};
 use crate::tasks::TaskBatch;
@@ -112,7 +112,7 @@ impl<'m> Stepper<'m> {
         if let Some(memory) = self.memory.take() {
             let tokens = asked.batch.tokens();
             let segments = tokens.div_ceil(self.model.config().segment_size);
-            let counts = memory.counts_after(Count { tokens: tokens as u64, segments: segments as u64 });
+            let counts = memory.counts_after(tokens as u64, segments as u64);
             self.memory = Some(memory.with_counts(counts));
         }
         Ok(loss)

@@ -4,6 +4,7 @@
 //! of an unbroken one. Batches are drawn ahead on threads of their own. Each stage has a fresh optimizer and schedule and goes on from
 //! the best weights of the stage before, as in the authors' scripts.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -50,6 +51,42 @@ pub struct RunProgress {
     pub best: f64,
     /// Validations since then.
     pub waited: u64,
+    /// The step has a validation that was not made yet.
+    #[serde(default)]
+    pub due: bool,
+    /// The stage has ended: by its last step, by what was reached, or because nothing was gained.
+    #[serde(default)]
+    pub over: bool,
+}
+
+impl RunProgress {
+    /// Refuses what no run of the recipe can have come to.
+    fn check(&self, recipe: &Recipe) -> Result<()> {
+        let RunProgress { stage, step, total, best, waited, due, over } = *self;
+        let Some(own) = recipe.stages.get(stage) else {
+            let expected = format!("one of the recipe's {} stages, from 0", recipe.stages.len());
+            return Err(Error::config("stage", &expected, stage));
+        };
+        if step > own.steps {
+            return Err(Error::config("step", &format!("at most the {} steps of stage {stage}", own.steps), step));
+        }
+        let before = &recipe.stages[..stage];
+        // A stage may end early, but not without a step.
+        let most = before.iter().fold(0u64, |sum, s| sum.saturating_add(s.steps));
+        if total < step || !(stage as u64..=most).contains(&(total - step)) {
+            return Err(Error::config("total", &format!("{stage} to {most} steps before the {step} of stage {stage}"), total));
+        }
+        if !(0.0..=1.0).contains(&best) {
+            return Err(Error::config("best", "a share from 0 to 1", best));
+        }
+        if waited > step {
+            return Err(Error::config("waited", "at most as many validations as steps", waited));
+        }
+        if step == 0 && (due || over || best != 0.0) {
+            return Err(Error::config("step", "at least 1 where something was judged", 0));
+        }
+        Ok(())
+    }
 }
 
 /// What a run tells as it goes.
@@ -69,6 +106,13 @@ pub enum Event<'a> {
         tokens: usize,
         /// How long it took, without waiting for its batch.
         seconds: f64,
+    },
+    /// Some texts of a validation were judged.
+    Judged {
+        /// Texts so far.
+        texts: usize,
+        /// Texts of the validation.
+        of: usize,
     },
     /// A validation was made.
     Validation {
@@ -118,9 +162,20 @@ pub fn train(
         Some(origin) => Some(origin.weights()?),
         None => None,
     };
+    let mut progress = RunProgress::default();
+    if resume {
+        expect_same(recipe, folder)?;
+        progress = folder.load_state()?;
+        progress.check(recipe).map_err(|e| Error::file(&folder.last_folder().join("state.json"), e))?;
+    }
+    folder.keep_recipe(recipe.record()?);
     let mut events = EventWriter::create(folder.path())?;
-    let mut progress = if resume { folder.load_state::<RunProgress>()? } else { RunProgress::default() };
     folder.truncate_log(progress.total)?;
+    if progress.due {
+        // A validation that was cut short after its line: it will be made, and told, again.
+        let total = progress.total;
+        folder.drop_from_log(|line| line.get("exact_match").is_some() && line["step"].as_u64() == Some(total))?;
+    }
     events.resume_after(progress.total)?;
     folder.keep_tokenizer(data.tokenizer());
     device.reset_peak();
@@ -139,7 +194,12 @@ pub fn train(
             // So that a run that dies early can be resumed too.
             folder.save_last(&model, &optimizer, None, &progress)?;
         } else if progress.step > 0 {
-            optimizer.restore(&folder.last_folder().join("optimizer.safetensors"))?;
+            let path = folder.last_folder().join("optimizer.safetensors");
+            optimizer.restore(&path)?;
+            if optimizer.steps() != progress.step {
+                let message = format!("it is after {} steps, but state.json after {}", optimizer.steps(), progress.step);
+                return Err(Error::file(&path, message));
+            }
         }
         let mut stepper = Stepper::new(&model, optimizer, recipe.backprop, ScheduleKind::Auto)?;
         if progress.step > 0
@@ -181,6 +241,31 @@ pub fn train(
     Ok(Ending::Finished { exact_match: progress.best })
 }
 
+/// Refuses to go on by another recipe than the run was begun with: the numbers would be those of neither. Runs of earlier versions do not
+/// say what they were begun with.
+fn expect_same(recipe: &Recipe, folder: &RunFolder) -> Result<()> {
+    let Some(begun) = folder.load_recipe()? else { return Ok(()) };
+    let now = recipe.record()?;
+    let nothing = "nothing".to_string();
+    // A key that the run does not know is one of a later version.
+    match begun.iter().find(|(key, value)| now.get(*key) != Some(*value)) {
+        Some((key, value)) => {
+            let expected = format!("{value}, with which the run was begun (model.from=RUN begins another from its best model)");
+            Err(Error::config(key, &expected, now.get(key).unwrap_or(&nothing)))
+        }
+        None => match now.keys().find(|key| key.starts_with("stage.") && !begun.contains_key(*key) && new_stage(key, &begun)) {
+            Some(key) => Err(Error::config(key, "no stages but those with which the run was begun", &now[key])),
+            None => Ok(()),
+        },
+    }
+}
+
+/// Whether a key, `stage.3.steps`, is of a stage of which a recipe has no key at all.
+fn new_stage(key: &str, recipe: &BTreeMap<String, String>) -> bool {
+    let stage = key.splitn(3, '.').take(2).collect::<Vec<_>>().join(".") + ".";
+    !recipe.keys().any(|known| known.starts_with(&stage))
+}
+
 fn optimizer(recipe: &Recipe, model: &Model) -> Result<AdamW> {
     let params: Vec<Param> = model.params().into_iter().cloned().collect();
     let group = Group { params, weight_decay: recipe.optimizer.weight_decay, rate: 1.0 };
@@ -207,6 +292,12 @@ struct StageRun<'a> {
 impl StageRun<'_> {
     /// Runs the stage to its end, or to a break.
     fn go(&mut self, progress: &mut RunProgress, each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>) -> Result<ControlFlow<()>> {
+        if progress.due && self.validate(progress, each)?.is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+        if progress.over {
+            return Ok(ControlFlow::Continue(()));
+        }
         let (recipe, task, number) = (self.recipe, self.task, progress.stage);
         let (from, to) = (progress.step, self.stage.steps);
         std::thread::scope(|scope| {
@@ -269,17 +360,15 @@ impl StageRun<'_> {
             self.events
                 .scalars(progress.total, &[("train/loss", loss), ("train/lr", rate), ("train/tokens_per_second", speed as f32)])?;
             let steps = self.stage.steps;
-            let heard = each(&Event::Step { progress: *progress, steps, stage: self.name, loss, tokens, seconds });
-            let last = progress.step == steps;
-            let mut done = last;
-            if last || progress.step.is_multiple_of(self.recipe.eval.every) {
-                done |= self.validate(progress, each)?;
-            }
-            if heard.is_break() {
+            progress.due = progress.step == steps || progress.step.is_multiple_of(self.recipe.eval.every);
+            if each(&Event::Step { progress: *progress, steps, stage: self.name, loss, tokens, seconds }).is_break() {
                 self.save(progress)?;
                 return Ok(ControlFlow::Break(()));
             }
-            if done {
+            if progress.due && self.validate(progress, each)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            if progress.over {
                 return Ok(ControlFlow::Continue(()));
             }
         }
@@ -305,14 +394,23 @@ impl StageRun<'_> {
         Ok(sum.sqrt())
     }
 
-    /// Judges the model, keeps it if it is the best so far, and says whether the stage is over.
-    fn validate(&mut self, progress: &mut RunProgress, each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>) -> Result<bool> {
+    /// Judges the model, keeps it if it is the best so far, and notes whether the stage is over. A stop leaves the validation due, or comes
+    /// after it; everything is saved then.
+    fn validate(
+        &mut self,
+        progress: &mut RunProgress,
+        each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
         let EvalRecipe { samples, batch, .. } = self.recipe.eval;
         let mut random = seed(self.recipe, 2, progress.stage, 0);
         let mut right = 0;
         for from in (0..samples).step_by(batch) {
             let asked = self.task.validation(batch.min(samples - from), &mut random)?;
             right += count_exact(self.model, &asked, ScheduleKind::Auto)?;
+            if each(&Event::Judged { texts: samples.min(from + batch), of: samples }).is_break() {
+                self.save(progress)?;
+                return Ok(ControlFlow::Break(()));
+            }
         }
         let exact = right as f64 / samples as f64;
         let figures: Vec<(&str, f64)> = [("exact_match", exact)].into_iter().chain(self.task.figures(exact)).collect();
@@ -328,11 +426,12 @@ impl StageRun<'_> {
             progress.best = exact;
             self.folder.save_best(self.model)?;
         }
-        self.save(progress)?;
-        // A stop that is asked for here is heard again at the next step.
-        let _ = each(&Event::Validation { progress: *progress, stage: self.name, exact_match: exact });
         let patience = self.stage.patience.unwrap_or(self.recipe.eval.patience);
-        Ok(self.stage.until.reached(exact) || (patience > 0 && progress.waited >= patience))
+        let impatient = patience > 0 && progress.waited >= patience;
+        progress.due = false;
+        progress.over = progress.step == self.stage.steps || self.stage.until.reached(exact) || impatient;
+        self.save(progress)?;
+        Ok(each(&Event::Validation { progress: *progress, stage: self.name, exact_match: exact }))
     }
 
     /// A line of the log: where the run is, the stage's sizes, and `own`.

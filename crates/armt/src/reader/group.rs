@@ -4,15 +4,17 @@
 //! before it are copied to where the graph expects them. A replay gives the bits of a direct run.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use armt_engine::{Graph, Tape, Workspace};
 
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::recurrence::Inputs;
-use crate::schedule::{Backprop, Pass, Schedule};
+use crate::schedule::{Pass, Schedule};
 use crate::segment::Segment;
-use crate::state::{Count, State};
+use crate::state::State;
 
 /// Runs groups of one model.
 pub(super) struct Groups {
@@ -20,6 +22,8 @@ pub(super) struct Groups {
     schedule: &'static dyn Schedule,
     /// `None`: came once.
     shapes: HashMap<GroupShape, Option<Recorded>>,
+    /// Ends a group that is under way, where it is not recorded.
+    pub(super) stop: Option<Arc<AtomicBool>>,
     // Dropped after the graphs that live in it.
     workspace: Workspace,
 }
@@ -37,7 +41,7 @@ struct Recorded {
 impl Groups {
     pub(super) fn new(model: Model, schedule: &'static dyn Schedule) -> Self {
         let workspace = Workspace::new(model.device());
-        Groups { model, schedule, shapes: HashMap::new(), workspace }
+        Groups { model, schedule, shapes: HashMap::new(), stop: None, workspace }
     }
 
     /// The memory after `segments`. On CUDA the work may still be under way.
@@ -69,13 +73,14 @@ impl Groups {
         };
         recorded.graph.replay()?;
         let after = recorded.after.copied()?;
-        let read = Count { tokens: recorded.inputs.tokens(), segments: segments.len() as u64 };
+        let counts = state.counts_after(recorded.inputs.tokens(), segments.len() as u64);
         self.shapes.insert(shape, Some(recorded));
-        Ok(after.with_counts(state.counts_after(read)))
+        Ok(after.with_counts(counts))
     }
 
     fn pass(&self, inputs: &Inputs, state: &State) -> Result<State> {
-        let pass = Pass { tape: &Tape::off(), inputs, backprop: Backprop::default() };
+        let tape = Tape::off();
+        let pass = Pass { stop: self.stop.as_deref(), ..Pass::forward(&tape, inputs) };
         self.schedule.run(self.model.recurrence(), pass, state, &mut |_, _| Ok(()))
     }
 }

@@ -9,6 +9,8 @@
 mod group;
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use group::Groups;
 
@@ -16,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::schedule::ScheduleKind;
 use crate::segment::{Batch, Segment, segment};
-use crate::state::State;
+use crate::state::{Count, State, TextHash};
 
 /// How far a reading has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +87,12 @@ impl Reader {
         if self.model.device().is_cuda() { 256 } else { 32 }
     }
 
+    /// From now on a reading ends as soon as this is set, within a group too: the memory is then that before the group, whose tokens are left
+    /// out.
+    pub fn stop_on(&mut self, stop: Arc<AtomicBool>) {
+        self.groups.stop = Some(stop);
+    }
+
     /// The memory of everything read so far.
     pub fn state(&self) -> &State {
         &self.state
@@ -101,21 +109,28 @@ impl Reader {
         &self.open
     }
 
-    /// Passes over the tokens that the memory already holds. A text with fewer is an error: it cannot be the one that was read.
-    pub fn skip(&self, tokens: Tokens<'_>) -> Result<()> {
-        for passed in 0..self.state.tokens_read() {
-            match tokens.next() {
-                Some(token) => token?,
-                None => {
-                    let read = self.state.tokens_read();
-                    return Err(Error::input(
-                        format!("the text that was read, of at least {read} tokens"),
-                        format!("one of {passed}"),
-                    ));
-                }
+    /// Passes over the tokens that the memory of one text already holds. A text with fewer, or with others, is an error: it cannot be the one
+    /// that was read. Where the memory does not know what it has read, it takes these tokens for it.
+    pub fn skip(&mut self, tokens: Tokens<'_>) -> Result<()> {
+        let &[count] = self.state.counts() else {
+            return Err(Error::Texts { state: self.state.texts(), texts: 1 });
+        };
+        let mut hash = TextHash::default();
+        for passed in 0..count.tokens {
+            let Some(token) = tokens.next() else {
+                let expected = format!("the text that was read, of at least {} tokens", count.tokens);
+                return Err(Error::input(expected, format!("one of {passed}")));
             };
+            hash = hash.after(token?);
         }
-        Ok(())
+        match count.text {
+            Some(read) if read != hash => Err(Error::input("the text that was read", "one that begins otherwise")),
+            Some(_) => Ok(()),
+            None => {
+                self.state = self.state.clone().with_counts(vec![Count { text: Some(hash), ..count }]);
+                Ok(())
+            }
+        }
     }
 
     /// Reads one text to its end. `each` hears of the progress after every group and may stop the reading there; a source that gives
@@ -140,7 +155,7 @@ impl Reader {
         let size = self.model.config().segment_size;
         loop {
             let begun = self.under_way.as_ref().map_or(self.state.segments_read(), |u| u.state.segments_read());
-            let ended = match self.gather(texts, (self.group() - begun % self.group()) as usize * size) {
+            let ended = match self.gather(texts, ((self.group() - begun % self.group()) as usize).saturating_mul(size)) {
                 Err(Error::Interrupted) => return Ok(End::Stopped),
                 other => other?,
             };
@@ -150,7 +165,10 @@ impl Reader {
                 if stop.is_break() {
                     return Ok(End::Stopped);
                 }
-                self.start_group(size)?;
+                match self.start_group(size) {
+                    Err(Error::Interrupted) => return Ok(End::Stopped),
+                    other => other?,
+                }
             } else if self.state.tokens_read() == 0 {
                 return Err(Error::input("a text of at least one token", "none"));
             }
@@ -194,6 +212,10 @@ impl Reader {
         let ranges = (0..count).step_by(size).map(|from| from..count.min(from + size));
         let segments: Vec<Segment> = ranges.map(|range| segment(&batch, range, size)).collect();
         let state = self.groups.run(&segments, &self.state)?;
+        let texts = self.state.counts().iter().zip(&self.open);
+        let hashes = texts.map(|(before, tokens)| before.text.map(|hash| hash.after_all(tokens)));
+        let counts = state.counts().iter().zip(hashes).map(|(count, text)| Count { text, ..*count }).collect();
+        let state = state.with_counts(counts);
         self.open.iter_mut().for_each(Vec::clear);
         self.under_way = Some(UnderWay { batch, state });
         Ok(())

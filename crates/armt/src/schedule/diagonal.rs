@@ -10,7 +10,7 @@ use super::{Pass, Schedule, Sink};
 use crate::backbone::Padding;
 use crate::error::{Error, Result};
 use crate::recurrence::{Embedded, Recurrent, StepContext};
-use crate::state::{Count, State};
+use crate::state::State;
 
 /// Diagonal by diagonal.
 pub struct Diagonal;
@@ -21,7 +21,7 @@ impl Schedule for Diagonal {
     }
 
     fn run(&self, recurrence: &dyn Recurrent, pass: Pass<'_>, state: &State, each: Sink<'_>) -> Result<State> {
-        let Pass { tape, inputs, backprop } = pass;
+        let Pass { tape, inputs, backprop, .. } = pass;
         let (layers, places) = (recurrence.sizes().layers, inputs.places());
         let count = places.len();
         if count == 0 {
@@ -31,6 +31,7 @@ impl Schedule for Diagonal {
         let mut memory = recurrence.begin(tape, state, 0..layers, Some(inputs.width()))?;
         let mut pipe: Option<Tensor> = None; // outputs of the last step that go on to the next layer
         for t in 0..count + layers - 1 {
+            pass.expect_on()?;
             let (lo, hi) = ((t + 1).saturating_sub(count), t.min(layers - 1));
             let fresh = (t < count).then(|| embedded.segment(recurrence, tape, inputs, t)).transpose()?;
             let x = match (fresh, pipe) {
@@ -57,6 +58,6 @@ impl Schedule for Diagonal {
                 memory = recurrence.cut(memory, &(l..l + 1))?;
             }
         }
-        recurrence.end(tape, memory, state.counts_after(Count { tokens: inputs.tokens(), segments: count as u64 }))
+        recurrence.end(tape, memory, state.counts_after(inputs.tokens(), count as u64))
     }
 }

@@ -6,6 +6,8 @@
 mod diagonal;
 mod sequential;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use armt_engine::{Tape, Tensor};
 pub use diagonal::Diagonal;
 pub use sequential::Sequential;
@@ -28,6 +30,20 @@ pub struct Pass<'a> {
     pub inputs: &'a Inputs,
     /// How gradients go back.
     pub backprop: Backprop,
+    /// Once this is set the pass ends with [`Error::Interrupted`], between two steps.
+    pub stop: Option<&'a AtomicBool>,
+}
+
+impl<'a> Pass<'a> {
+    /// A pass without gradients that nothing stops.
+    pub fn forward(tape: &'a Tape, inputs: &'a Inputs) -> Self {
+        Pass { tape, inputs, backprop: Backprop::default(), stop: None }
+    }
+
+    /// Ends the pass where a stop was asked for.
+    fn expect_on(&self) -> Result<()> {
+        if self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) { Err(Error::Interrupted) } else { Ok(()) }
+    }
 }
 
 /// A way to run segments through the layers.

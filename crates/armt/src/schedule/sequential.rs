@@ -5,7 +5,7 @@ use armt_engine::{Tensor, ops};
 use super::{Pass, Schedule, Sink};
 use crate::error::Result;
 use crate::recurrence::{Embedded, Recurrent, StepContext};
-use crate::state::{Count, LayerState, State};
+use crate::state::{LayerState, State};
 
 /// Segment by segment, layer by layer.
 pub struct Sequential;
@@ -16,7 +16,7 @@ impl Schedule for Sequential {
     }
 
     fn run(&self, recurrence: &dyn Recurrent, pass: Pass<'_>, state: &State, each: Sink<'_>) -> Result<State> {
-        let Pass { tape, inputs, backprop } = pass;
+        let Pass { tape, inputs, backprop, .. } = pass;
         if inputs.places().is_empty() {
             return Ok(state.clone());
         }
@@ -27,6 +27,7 @@ impl Schedule for Sequential {
         let mut carried: Vec<Tensor> = if carries { state.tensors().map(|(_, t)| t.clone()).collect() } else { Vec::new() };
         let mut embedded = Embedded::default();
         for (s, place) in inputs.places().iter().enumerate() {
+            pass.expect_on()?;
             let context = StepContext { tape, padding: place.padding.as_ref(), backprop };
             let mut h = match carries {
                 true => recurrence.embed(tape, inputs, s..s + 1, &carried)?,
@@ -50,7 +51,7 @@ impl Schedule for Sequential {
                 each(s, &h)?;
             }
         }
-        let counts = state.counts_after(Count { tokens: inputs.tokens(), segments: inputs.places().len() as u64 });
+        let counts = state.counts_after(inputs.tokens(), inputs.places().len() as u64);
         if carries {
             return recurrence.layout().state(carried, counts);
         }

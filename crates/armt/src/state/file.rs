@@ -1,136 +1,299 @@
-//! State files: a state as safetensors, with the model's fingerprint, what was read, and a checksum in its metadata.
+//! State files: a state as safetensors, with whose it is, what was read, and a checksum in its metadata.
+//!
+//! ```text
+//! format         armt-memory-2
+//! model          BLAKE3 of configuration and weights
+//! tokenizer      BLAKE3 of tokenizer and vocabulary, where a text was read
+//! kind           the kind of state: associative, say
+//! texts          texts side by side
+//! tokens_read    of each text, with commas between
+//! segments_read  of each text
+//! text_hash      of each text, a running hash of its tokens; - where it is not known
+//! checksum       BLAKE3 of all of this and of every tensor's name, type, shape and bytes
+//! ```
+//!
+//! Equal states of one model give equal bytes: keys and tensors have a fixed order. Files of the first format, `armt-memory-1`, are still
+//! read; their checksum is of the tensors alone, and they do not say which text was read.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use armt_engine::{DType, Device, Tensor};
 use half::bf16;
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use safetensors::tensor::{Dtype, SafeTensors, TensorInfo, TensorView};
 
-use super::{Begins, Count, State, StateLayout};
+use super::{Begins, Count, PartLayout, State, StateLayout, TextHash};
 use crate::error::{Error, Result};
 use crate::files::write_beside;
 
-const FORMAT: &str = "armt-memory-1";
+const FIRST: &str = "armt-memory-1";
+const SECOND: &str = "armt-memory-2";
+/// Texts that a file of the first format may be of where it has no tensor that says how many there are.
+const MOST_TEXTS: u64 = 1 << 16;
+
+/// What a state belongs to: a file of another owner is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// BLAKE3 of configuration and weights.
+    pub model: String,
+    /// What files of the first format have in its place.
+    pub first: String,
+    /// BLAKE3 of tokenizer and vocabulary. `None` where tokens come from elsewhere, as in training: the file's is not looked at.
+    pub tokenizer: Option<String>,
+}
 
 /// A tensor as bytes.
-struct Stored {
-    name: &'static str,
+struct Stored<'a> {
+    name: &'a str,
     dtype: Dtype,
-    shape: Vec<usize>,
+    shape: &'a [usize],
     bytes: Vec<u8>,
 }
 
-fn stored(name: &'static str, t: &Tensor) -> Result<Stored> {
+fn stored<'a>(name: &'a str, t: &'a Tensor) -> Result<Stored<'a>> {
     let (dtype, bytes) = match t.dtype() {
         DType::F32 => (Dtype::F32, t.to_vec::<f32>()?.iter().flat_map(|x| x.to_le_bytes()).collect()),
         DType::BF16 => (Dtype::BF16, t.to_vec::<bf16>()?.iter().flat_map(|x| x.to_le_bytes()).collect()),
         DType::I32 => (Dtype::I32, t.to_vec::<i32>()?.iter().flat_map(|x| x.to_le_bytes()).collect()),
     };
-    Ok(Stored { name, dtype, shape: t.dims().to_vec(), bytes })
+    Ok(Stored { name, dtype, shape: t.dims(), bytes })
 }
 
-/// Of names, shapes and bytes, so that a flipped bit is seen.
-fn checksum<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize], &'a [u8])>) -> String {
-    let mut h = 0xcbf2_9ce4_8422_2325u64;
-    let mut add = |byte: u8| h = (h ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    for (name, shape, bytes) in tensors {
-        name.bytes().for_each(&mut add);
-        shape.iter().for_each(|s| s.to_le_bytes().into_iter().for_each(&mut add));
-        bytes.iter().copied().for_each(&mut add);
-    }
-    format!("{h:016x}")
+/// Writes a state to a file, beside it first and then renamed. A state that holds NaN or infinity is refused: no one could read it back.
+pub fn save(state: &State, path: &Path, owner: &Owner) -> Result<()> {
+    write_beside(path, &to_bytes(state, owner).map_err(|e| Error::file(path, format!("not written: {e}")))?)
 }
 
-/// Writes a state of the model with this fingerprint to a file, beside it first and then renamed. A state that holds NaN or infinity is
-/// refused: no one could read it back.
-pub fn save(state: &State, path: &Path, fingerprint: &str) -> Result<()> {
+/// A state as the bytes of its file. A state that holds NaN or infinity is refused.
+pub fn to_bytes(state: &State, owner: &Owner) -> Result<Vec<u8>> {
     for (name, t) in state.tensors().filter(|(_, t)| t.dtype().is_float()) {
-        if let Some(bad) = t.to_f32_vec()?.iter().find(|x| !x.is_finite()) {
-            return Err(Error::file(path, format!("not written: {name} of the memory holds {bad}")));
+        if let Some(value) = t.to_f32_vec()?.into_iter().find(|x| !x.is_finite()) {
+            return Err(Error::NotFinite { what: format!("{name} of the memory"), value });
         }
     }
     let mut data = state.tensors().map(|(name, t)| stored(name, t)).collect::<Result<Vec<_>>>()?;
     data.sort_by_key(|s| s.name);
-    let sum = checksum(data.iter().map(|s| (s.name, s.shape.as_slice(), s.bytes.as_slice())));
-    let metadata = HashMap::from([
-        ("format".to_string(), FORMAT.to_string()),
-        ("fingerprint".into(), fingerprint.into()),
+    let each = |of: &dyn Fn(&Count) -> String| state.counts().iter().map(of).collect::<Vec<_>>().join(",");
+    let mut metadata = BTreeMap::from([
+        ("format".to_string(), SECOND.to_string()),
         ("kind".into(), state.kind().into()),
-        ("batch".into(), state.texts().to_string()),
-        ("tokens_read".into(), state.tokens_read().to_string()),
-        ("segments_read".into(), state.segments_read().to_string()),
-        ("checksum".into(), sum),
+        ("model".into(), owner.model.clone()),
+        ("texts".into(), state.texts().to_string()),
+        ("tokens_read".into(), each(&|c| c.tokens.to_string())),
+        ("segments_read".into(), each(&|c| c.segments.to_string())),
+        ("text_hash".into(), each(&|c| c.text.map_or("-".into(), |hash| hash.to_string()))),
     ]);
-    let views = data
-        .iter()
-        .map(|s| {
-            let view = TensorView::new(s.dtype, s.shape.clone(), &s.bytes).map_err(|e| Error::file(path, e))?;
-            Ok((s.name, view))
-        })
-        .collect::<Result<Vec<_>>>()?;
-    let bytes = safetensors::serialize(views, Some(metadata)).map_err(|e| Error::file(path, e))?;
-    write_beside(path, &bytes)
+    metadata.extend(owner.tokenizer.iter().map(|print| ("tokenizer".into(), print.clone())));
+    let sum = checksum(&metadata, data.iter().map(|s| (s.name, s.dtype, s.shape, s.bytes.as_slice())));
+    metadata.insert("checksum".into(), sum);
+    let json = |e: serde_json::Error| Error::Unsupported(format!("the header cannot be written: {e}"));
+    // By hand: the crate's writer gives the metadata in any order.
+    let mut header = format!("{{\"__metadata__\":{}", serde_json::to_string(&metadata).map_err(json)?);
+    let mut end = 0;
+    for s in &data {
+        let begin = end;
+        end += s.bytes.len();
+        let info = TensorInfo { dtype: s.dtype, shape: s.shape.to_vec(), data_offsets: (begin, end) };
+        let (name, info) = (serde_json::to_string(s.name).map_err(json)?, serde_json::to_string(&info).map_err(json)?);
+        header += &format!(",{name}:{info}");
+    }
+    header.push('}');
+    // Tensors begin at a multiple of 8 bytes, as the format asks.
+    header += &" ".repeat(header.len().next_multiple_of(8) - header.len());
+    let mut bytes = Vec::with_capacity(8 + header.len() + end);
+    bytes.extend((header.len() as u64).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    data.iter().for_each(|s| bytes.extend(&s.bytes));
+    Ok(bytes)
 }
 
-/// Reads a state of the model with this layout and fingerprint, to the bit. Refused with the reason: a file that is no state, of another
-/// model, truncated, altered, or with a number that is not finite.
-pub fn load(path: &Path, layout: &StateLayout, fingerprint: &str, device: &Device) -> Result<State> {
-    let refuse = |message: String| Error::file(path, message);
-    let bytes = std::fs::read(path).map_err(|source| Error::io(path, source))?;
-    let file = SafeTensors::deserialize(&bytes).map_err(|e| refuse(format!("not a whole memory file: {e}")))?;
-    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| refuse(e.to_string()))?;
-    let empty = HashMap::new();
-    let metadata = header.metadata().as_ref().unwrap_or(&empty);
-    let get = |key: &str| metadata.get(key).map(String::as_str).unwrap_or_default();
-    if get("format") != FORMAT {
-        return Err(refuse(format!("expected a memory file ({FORMAT}), but its format is '{}'", get("format"))));
+/// Of everything that a file says but the checksum itself. Each part has its length before it, so that none can be moved into the next.
+fn checksum<'a>(
+    metadata: &BTreeMap<String, String>,
+    tensors: impl Iterator<Item = (&'a str, Dtype, &'a [usize], &'a [u8])>,
+) -> String {
+    let mut hasher = blake3::Hasher::new();
+    let mut add = |part: &[u8]| {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    };
+    for (key, value) in metadata.iter().filter(|(key, _)| *key != "checksum") {
+        add(key.as_bytes());
+        add(value.as_bytes());
     }
-    if get("fingerprint") != fingerprint {
-        let message =
-            format!("it is the memory of another model (fingerprint {}, this model's is {fingerprint})", get("fingerprint"));
-        return Err(refuse(message));
+    for (name, dtype, shape, bytes) in tensors {
+        add(name.as_bytes());
+        add(dtype.to_string().as_bytes());
+        add(&shape.iter().flat_map(|size| (*size as u64).to_le_bytes()).collect::<Vec<u8>>());
+        add(bytes);
     }
-    let mut names: Vec<String> = file.names().into_iter().map(str::to_string).collect();
-    names.sort();
-    let views = names
-        .iter()
-        .map(|name| file.tensor(name).map(|v| (name.as_str(), v)).map_err(|e| refuse(e.to_string())))
-        .collect::<Result<Vec<_>>>()?;
-    if get("checksum") != checksum(views.iter().map(|(name, v)| (*name, v.shape(), v.data()))) {
-        return Err(refuse("it is damaged: its checksum does not fit its content".into()));
+    hasher.finalize().to_string()
+}
+
+/// That of the first format: of the tensors' names, shapes and bytes.
+fn first_checksum(tensors: &[(String, TensorView<'_>)]) -> String {
+    let mut h = 0xcbf2_9ce4_8422_2325u64;
+    let mut add = |byte: u8| h = (h ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    for (name, view) in tensors {
+        name.bytes().for_each(&mut add);
+        view.shape().iter().for_each(|s| s.to_le_bytes().into_iter().for_each(&mut add));
+        view.data().iter().copied().for_each(&mut add);
     }
-    let tensor = |name: &str| -> Result<Tensor> {
-        let view = file.tensor(name).map_err(|_| refuse(format!("it holds no {name}")))?;
+    format!("{h:016x}")
+}
+
+/// Reads a state of a model with this layout, to the bit. Refused with the reason: a file that is no state, of another owner, truncated,
+/// altered, or with a number that is not finite.
+pub fn load(path: &Path, layout: &StateLayout, owner: &Owner, device: &Device) -> Result<State> {
+    let io = |source| Error::io(path, source);
+    // A device has no end.
+    if !std::fs::metadata(path).map_err(io)?.is_file() {
+        return Err(Error::file(path, "expected a memory file, got no file"));
+    }
+    let bytes = std::fs::read(path).map_err(io)?;
+    from_bytes(&bytes, layout, owner, device).map_err(|e| Error::file(path, e))
+}
+
+/// Reads a state from the bytes of its file, as [`load`] does.
+pub fn from_bytes(bytes: &[u8], layout: &StateLayout, owner: &Owner, device: &Device) -> Result<State> {
+    let opened = Opened::new(bytes)?;
+    opened.expect_owner(layout, owner)?;
+    let counts = opened.counts(layout)?;
+    let tensors = match layout.begins {
+        // Only what has read nothing keeps nothing.
+        Begins::Absent if opened.tensors.is_empty() && counts.iter().all(|c| c.segments == 0) => Vec::new(),
+        _ => layout.parts.iter().map(|part| opened.tensor(part, counts.len(), device)).collect::<Result<_>>()?,
+    };
+    if let Some((name, _)) = opened.tensors.iter().find(|(name, _)| layout.parts.iter().all(|part| part.name != name)) {
+        return Err(refused(format!("it holds {name}, which this model's memory has not")));
+    }
+    layout.state(tensors, counts)
+}
+
+fn refused(why: String) -> Error {
+    Error::StateFile(why)
+}
+
+/// A file that is whole and as it was written.
+struct Opened<'a> {
+    metadata: BTreeMap<String, String>,
+    tensors: Vec<(String, TensorView<'a>)>,
+}
+
+impl<'a> Opened<'a> {
+    /// Refuses bytes that are no state file, or damaged.
+    fn new(bytes: &'a [u8]) -> Result<Self> {
+        let broken = |e: safetensors::SafeTensorError| refused(format!("not a whole memory file: {e}"));
+        let file = SafeTensors::deserialize(bytes).map_err(broken)?;
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(broken)?;
+        let metadata: BTreeMap<String, String> = header.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect();
+        let mut tensors: Vec<(String, TensorView<'a>)> = file.tensors();
+        tensors.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let opened = Opened { metadata, tensors };
+        let sum = match opened.get("format") {
+            SECOND => {
+                let parts = opened.tensors.iter().map(|(name, v)| (name.as_str(), v.dtype(), v.shape(), v.data()));
+                checksum(&opened.metadata, parts)
+            }
+            FIRST => first_checksum(&opened.tensors),
+            other => return Err(refused(format!("expected a memory file ({SECOND} or {FIRST}), but its format is '{other}'"))),
+        };
+        if opened.get("checksum") != sum {
+            return Err(refused("it is damaged: its checksum does not fit its content".into()));
+        }
+        Ok(opened)
+    }
+
+    fn is_first(&self) -> bool {
+        self.get("format") == FIRST
+    }
+
+    fn get(&self, key: &str) -> &str {
+        self.metadata.get(key).map(String::as_str).unwrap_or_default()
+    }
+
+    /// Refuses the state of another model, or one that was read with another tokenizer.
+    fn expect_owner(&self, layout: &StateLayout, owner: &Owner) -> Result<()> {
+        let (key, own) = if self.is_first() { ("fingerprint", &owner.first) } else { ("model", &owner.model) };
+        if self.get(key) != own {
+            let message = format!("it is the memory of another model (fingerprint {}, this model's is {own})", self.get(key));
+            return Err(refused(message));
+        }
+        if self.get("kind") != layout.kind {
+            return Err(refused(format!("its kind is '{}', but this model's memory is {}", self.get("kind"), layout.kind)));
+        }
+        match (&owner.tokenizer, self.metadata.get("tokenizer")) {
+            (Some(own), Some(read)) if own != read => {
+                let why = "it was read with another tokenizer or vocabulary than the model has now";
+                Err(refused(format!("{why} (fingerprint {read}, now {own})")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What was read of each text.
+    fn counts(&self, layout: &StateLayout) -> Result<Vec<Count>> {
+        let number = |key: &str, text: &str| {
+            text.parse::<u64>().map_err(|_| refused(format!("its {key} should be a number for each text, but has '{text}'")))
+        };
+        let key = if self.is_first() { "batch" } else { "texts" };
+        let texts = number(key, self.get(key))?;
+        if self.is_first() {
+            // One number for all texts: how many there are must follow from something that takes room in the file.
+            let axis = layout.parts.iter().find_map(|part| {
+                let (_, view) = self.tensors.iter().find(|(name, _)| name == part.name)?;
+                view.shape().get(part.text_axis()).copied()
+            });
+            if axis.map_or(texts > MOST_TEXTS, |axis| axis as u64 != texts) {
+                return Err(refused(format!("it says that it is of {texts} texts, but is not")));
+            }
+            let [tokens, segments] = ["tokens_read", "segments_read"].map(|key| number(key, self.get(key)));
+            return Ok(vec![Count { tokens: tokens?, segments: segments?, text: None }; texts as usize]);
+        }
+        let list = |key: &'static str| -> Vec<&str> { self.get(key).split(',').filter(|_| texts > 0).collect() };
+        let [tokens, segments, hashes] = ["tokens_read", "segments_read", "text_hash"].map(list);
+        if [&tokens, &segments, &hashes].iter().any(|list| list.len() as u64 != texts) {
+            return Err(refused(format!("it says that it is of {texts} texts, but does not say what was read of each")));
+        }
+        let hash = |text: &str| -> Result<Option<TextHash>> {
+            if text == "-" {
+                return Ok(None);
+            }
+            text.parse().map(Some).map_err(|()| refused(format!("its text_hash has '{text}'")))
+        };
+        let count = |((t, s), h): ((&&str, &&str), &&str)| {
+            Ok(Count { tokens: number("tokens_read", t)?, segments: number("segments_read", s)?, text: hash(h)? })
+        };
+        tokens.iter().zip(&segments).zip(&hashes).map(count).collect()
+    }
+
+    /// A tensor of the state. Its axes are looked at before anything is made of them.
+    fn tensor(&self, part: &PartLayout, texts: usize, device: &Device) -> Result<Tensor> {
+        let name = part.name;
+        let found = self.tensors.iter().find(|(own, _)| own == name);
+        let (_, view) = found.ok_or_else(|| refused(format!("it holds no {name}")))?;
         let (shape, data) = (view.shape(), view.data());
+        part.expect_sizes(shape, texts)?;
+        let finite = |mut values: Box<dyn Iterator<Item = f32> + '_>| match values.find(|x| !x.is_finite()) {
+            Some(bad) => Err(refused(format!("{name} holds {bad}"))),
+            None => Ok(()),
+        };
         match view.dtype() {
             Dtype::F32 => {
                 let values: Vec<f32> = data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-                if let Some(bad) = values.iter().find(|x| !x.is_finite()) {
-                    return Err(refuse(format!("{name} holds {bad}")));
-                }
+                finite(Box::new(values.iter().copied()))?;
                 Ok(Tensor::from_slice(&values, shape, device)?)
             }
             Dtype::BF16 => {
                 let values: Vec<bf16> = data.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b)).collect();
-                if let Some(bad) = values.iter().find(|x| !x.is_finite()) {
-                    return Err(refuse(format!("{name} holds {bad}")));
-                }
+                finite(Box::new(values.iter().map(|x| x.to_f32())))?;
                 Ok(Tensor::from_slice(&values, shape, device)?)
             }
             Dtype::I32 => {
                 let values: Vec<i32> = data.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
                 Ok(Tensor::from_slice(&values, shape, device)?)
             }
-            other => Err(refuse(format!("{name} is of type {other:?}"))),
+            other => Err(refused(format!("{name} is of type {other:?}"))),
         }
-    };
-    let number = |key: &str| get(key).parse::<u64>().map_err(|_| refuse(format!("{key} is '{}', not a number", get(key))));
-    let texts = number("batch")? as usize;
-    let count = Count { tokens: number("tokens_read")?, segments: number("segments_read")? };
-    let tensors = match layout.begins {
-        Begins::Absent if names.is_empty() => Vec::new(),
-        _ => layout.parts.iter().map(|part| tensor(part.name)).collect::<Result<_>>()?,
-    };
-    layout.state(tensors, vec![count; texts]).map_err(|e| refuse(e.to_string()))
+    }
 }

@@ -6,19 +6,30 @@
 
 pub mod file;
 mod layers;
+mod text_hash;
 
+use armt_engine::machine::expect_room;
 use armt_engine::{DType, Device, Tensor, ops};
 pub use layers::LayerState;
+pub use text_hash::TextHash;
 
 use crate::error::{Error, Result};
 
-/// How much of a text was read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How much of a text was read, and what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count {
     /// Ordinary tokens.
     pub tokens: u64,
     /// Segments.
     pub segments: u64,
+    /// Of the tokens, where they were seen: a reader sees them, training and files of the first format do not.
+    pub text: Option<TextHash>,
+}
+
+impl Default for Count {
+    fn default() -> Self {
+        Count { tokens: 0, segments: 0, text: Some(TextHash::default()) }
+    }
 }
 
 /// What the states of a recurrence are made of.
@@ -94,23 +105,29 @@ impl PartLayout {
 
     /// Refuses a tensor of another shape or type.
     fn expect(&self, tensor: &Tensor, texts: usize) -> Result<()> {
-        let foreign = |what: &str, expected: String, got: String| Error::Foreign {
-            reason: format!("its {} should have {what} {expected}, but has {got}", self.name),
+        self.expect_sizes(tensor.dims(), texts)?;
+        let typed = match self.dtype {
+            PartType::Exactly(dtype) => tensor.dtype() == dtype,
+            PartType::Computed => tensor.dtype().is_float(),
         };
-        let dims = tensor.dims();
+        if typed { Ok(()) } else { Err(self.foreign("type", format!("{:?}", self.dtype), format!("{:?}", tensor.dtype()))) }
+    }
+
+    /// Refuses axes other than those of a tensor of so many texts.
+    fn expect_sizes(&self, dims: &[usize], texts: usize) -> Result<()> {
         let fits = |(extent, got): (&Extent, &usize)| match extent {
             Extent::Texts => *got == texts,
             Extent::Size(n) => got == n,
             Extent::Any => *got > 0,
         };
-        if dims.len() != self.shape.len() || !self.shape.iter().zip(dims).all(fits) {
-            return Err(foreign("shape", shown(&self.shape, texts), format!("{dims:?}")));
+        if dims.len() == self.shape.len() && self.shape.iter().zip(dims).all(fits) {
+            return Ok(());
         }
-        let typed = match self.dtype {
-            PartType::Exactly(dtype) => tensor.dtype() == dtype,
-            PartType::Computed => tensor.dtype().is_float(),
-        };
-        if typed { Ok(()) } else { Err(foreign("type", format!("{:?}", self.dtype), format!("{:?}", tensor.dtype()))) }
+        Err(self.foreign("shape", shown(&self.shape, texts), format!("{dims:?}")))
+    }
+
+    fn foreign(&self, what: &str, expected: String, got: String) -> Error {
+        Error::Foreign { reason: format!("its {} should have {what} {expected}, but has {got}", self.name) }
     }
 }
 
@@ -131,6 +148,7 @@ impl StateLayout {
 
     /// The state before anything was read.
     pub fn empty(&self, texts: usize, device: &Device) -> Result<State> {
+        expect_room("texts side by side", &[texts, size_of::<Count>()])?;
         let zeros = |part: &PartLayout| {
             let PartType::Exactly(dtype) = part.dtype else {
                 return Err(Error::Unsupported(format!("{} cannot begin as zeros of a type that is not known", part.name)));
@@ -184,7 +202,7 @@ impl StateLayout {
     pub fn bytes(&self, computed: DType) -> usize {
         let bytes = |part: &PartLayout| {
             let dtype = if let PartType::Exactly(dtype) = part.dtype { dtype } else { computed };
-            part.sizes(1).iter().product::<usize>() * dtype.size()
+            part.sizes(1).iter().fold(dtype.size(), |bytes, size| bytes.saturating_mul(*size))
         };
         self.parts.iter().map(bytes).sum()
     }
@@ -257,9 +275,10 @@ impl State {
         State { counts, ..self }
     }
 
-    /// The counts after as many further tokens and segments of each text.
-    pub fn counts_after(&self, more: Count) -> Vec<Count> {
-        self.counts.iter().map(|c| Count { tokens: c.tokens + more.tokens, segments: c.segments + more.segments }).collect()
+    /// The counts after as many further tokens and segments of each text, whichever tokens these are.
+    pub fn counts_after(&self, tokens: u64, segments: u64) -> Vec<Count> {
+        let after = |c: &Count| Count { tokens: c.tokens + tokens, segments: c.segments + segments, text: None };
+        self.counts.iter().map(after).collect()
     }
 
     /// The values, cut off from the tape.

@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use super::stream::{Piece, TokenStream};
+use super::tokenizer::quietly;
 use crate::error::{Error, Result};
 
 /// Pieces that wait at most: enough to smooth out a slow disk, few enough to stay small in memory.
@@ -43,7 +44,9 @@ impl TokenPrefetch {
     pub fn start(mut stream: TokenStream, stop: Arc<AtomicBool>) -> Result<Self> {
         let (sender, pieces) = sync_channel(WAITING);
         let work = move || {
-            while let Some(piece) = stream.next_piece().transpose() {
+            let broken = || Some(Err(Error::Tokenizer("the tokenizer failed: its file is not as it should be".into())));
+            // A tokenizer that panics must not look like the end of the text.
+            while let Some(piece) = quietly(|| stream.next_piece().transpose()).unwrap_or_else(broken) {
                 let failed = piece.is_err();
                 if sender.send(piece).is_err() || failed {
                     return;

@@ -3,8 +3,10 @@
 //! A text is turned into tokens as it stands: no special token is put before or after it, nothing is cut off and nothing is padded,
 //! whatever the file's settings for training were. Where a `vocabulary.json` lies beside it, tokens are numbered by that.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Once;
 
 use serde_json::Value;
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
@@ -42,9 +44,16 @@ impl Tokenizer {
     pub fn load(folder: &Path) -> Result<Self> {
         let path = folder.join("tokenizer.json");
         let bytes = std::fs::read(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
-        let inner = tokenizers::Tokenizer::from_bytes(bytes)
-            .map_err(|e| Error::file(&path, format!("expected a Hugging Face tokenizer: {e}")))?;
-        Self::checked(inner).map_err(|e| Error::file(&path, e))?.with_vocabulary_of(folder)
+        Self::from_json(&bytes).map_err(|e| Error::file(&path, e))?.with_vocabulary_of(folder)
+    }
+
+    /// A tokenizer from the text of its `tokenizer.json`. Anything else is an error.
+    pub fn from_json(bytes: &[u8]) -> Result<Self> {
+        let refuse = |e: &dyn std::fmt::Display| Error::Tokenizer(format!("expected a Hugging Face tokenizer: {e}"));
+        // The tokenizers crate panics on some of what is no JSON, and on parts that lack something.
+        let _: serde::de::IgnoredAny = serde_json::from_slice(bytes).map_err(|e| refuse(&e))?;
+        quietly(|| Self::checked(tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| refuse(&e))?))
+            .unwrap_or_else(|| Err(refuse(&"a part of it is not as it should be")))
     }
 
     /// A folder's tokenizer for a model of `vocab` tokens, whichever files it is in. Refused if a token of it has no row in the model's embedding, and
@@ -204,6 +213,22 @@ impl Tokenizer {
         self.vocabulary.as_ref().map_or(Ok(()), |v| v.save(folder))
     }
 
+    /// BLAKE3 of what decides which numbers a text becomes: pieces, merges, added tokens and how text is prepared for them, and the small
+    /// vocabulary if there is one. How it is written in files does not count, nor what it says of other things.
+    pub fn fingerprint(&self) -> Result<String> {
+        let value = serde_json::to_value(&self.inner).map_err(|e| Error::Tokenizer(format!("tokenizer: {e}")))?;
+        let mut hasher = blake3::Hasher::new();
+        for key in ["added_tokens", "normalizer", "pre_tokenizer", "model"] {
+            add_value(&mut hasher, key, &value[key]);
+        }
+        if let Some(small) = &self.vocabulary {
+            add_value(&mut hasher, "tokens", &small.tokens().into());
+            add_value(&mut hasher, "hashed", &(small.size() - small.kept().len()).into());
+            add_value(&mut hasher, "kept", &small.kept().into());
+        }
+        Ok(hasher.finalize().to_string())
+    }
+
     /// One more than the largest token.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary.as_ref().map_or_else(|| self.all(), Vocabulary::size)
@@ -231,7 +256,7 @@ impl Tokenizer {
 
     /// The tokens of a text. An error of the tokenizer, as for a character that it has no token for, is passed on.
     pub fn encode(&self, text: &str) -> Result<Vec<i32>> {
-        let encoding = self.inner.encode_fast(text, false).map_err(|e| Error::Tokenizer(format!("tokenizer: {e}")))?;
+        let encoding = broken_or(|| self.inner.encode_fast(text, false))?;
         let ids = encoding.get_ids().iter();
         match &self.vocabulary {
             None => Ok(ids.map(|id| *id as i32).collect()),
@@ -249,7 +274,7 @@ impl Tokenizer {
                 text.push(char::REPLACEMENT_CHARACTER);
             }
             let known: Vec<u32> = known.iter().flatten().copied().collect();
-            text += &self.inner.decode(&known, true).map_err(|e| Error::Tokenizer(format!("tokenizer: {e}")))?;
+            text += &broken_or(|| self.inner.decode(&known, true))?;
         }
         Ok(text)
     }
@@ -265,6 +290,65 @@ impl Tokenizer {
             Some(small) => small.token(token),
             None => u32::try_from(token).map(Some).map_err(|_| Error::Tokenizer(format!("expected tokens from 0 up, got {token}"))),
         }
+    }
+}
+
+thread_local! {
+    /// Whether a panic of this thread is expected, and nothing to be told.
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What `work` gives, or `None` if it panics, of which nothing is heard. Only for code of others that panics where it should refuse.
+pub(super) fn quietly<T>(work: impl FnOnce() -> T) -> Option<T> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !QUIET.get() {
+                usual(panic);
+            }
+        }));
+    });
+    let before = QUIET.replace(true);
+    // What it was at is dropped with it: nothing half done is seen again.
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    QUIET.set(before);
+    done.ok()
+}
+
+/// What a tokenizer gives, or that it refused: by an error or, where its file is not as it should be, by a panic.
+fn broken_or<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+    let done = quietly(work).ok_or_else(|| Error::Tokenizer("the tokenizer failed: its file is not as it should be".into()))?;
+    done.map_err(|e| Error::Tokenizer(format!("tokenizer: {e}")))
+}
+
+/// Adds a key and its value to a hash, keys in their order. What is null or false is left out: a later version that writes more such
+/// settings is to give the same.
+fn add_value(hasher: &mut blake3::Hasher, key: &str, value: &Value) {
+    let mut text = |kind: u8, text: &str| {
+        hasher.update(&[kind]);
+        hasher.update(&(text.len() as u64).to_le_bytes());
+        hasher.update(text.as_bytes());
+    };
+    if matches!(value, Value::Null | Value::Bool(false)) {
+        return;
+    }
+    text(b'k', key);
+    match value {
+        Value::Array(list) => {
+            text(b'a', "");
+            list.iter().for_each(|item| add_value(hasher, "", item));
+            hasher.update(b".");
+        }
+        Value::Object(map) => {
+            text(b'o', "");
+            let mut keys: Vec<&String> = map.keys().collect();
+            keys.sort_unstable();
+            keys.into_iter().for_each(|key| add_value(hasher, key, &map[key]));
+            hasher.update(b".");
+        }
+        Value::String(string) => text(b's', string),
+        number => text(b'n', &number.to_string()),
     }
 }
 
@@ -290,7 +374,7 @@ impl Speech<'_> {
             *self = self.tokenizer.speech();
             return Ok(char::REPLACEMENT_CHARACTER.into());
         };
-        let text = self.stream.step(id).map_err(|e| Error::Tokenizer(format!("tokenizer: {e}")))?;
+        let text = broken_or(|| self.stream.step(id))?;
         Ok(text.unwrap_or_default())
     }
 }

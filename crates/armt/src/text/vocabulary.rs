@@ -20,6 +20,9 @@ use crate::random::Random;
 /// The file's name in a model folder.
 pub(super) const FILE: &str = "vocabulary.json";
 
+/// Far more than any tokenizer has, few enough to number.
+const MOST_TOKENS: usize = 1 << 24;
+
 /// Some tokens of a tokenizer, numbered anew.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vocabulary {
@@ -47,7 +50,10 @@ impl Vocabulary {
             return Err(Error::Tokenizer(message));
         }
         // A hash is below any number that a token can have, so that sums of these cannot overflow.
-        if kept.len() > tokens || hashed > tokens || i32::try_from(tokens).is_err() {
+        if tokens > MOST_TOKENS {
+            return Err(Error::Tokenizer(format!("expected a tokenizer of at most {MOST_TOKENS} tokens, got {tokens}")));
+        }
+        if kept.len() > tokens || hashed > tokens {
             let message =
                 format!("expected at most the tokenizer's {tokens} tokens to keep and to hash, got {} and {hashed}", kept.len());
             return Err(Error::Tokenizer(message));

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use armt_engine::machine::expect_room;
 use armt_engine::{DType, Param, Tensor};
 
 use crate::compute::Compute;
@@ -51,6 +52,7 @@ impl Maker {
 
     /// A parameter.
     pub fn param(&mut self, name: &str, shape: &[usize], fill: Fill) -> Result<Param> {
+        expect_room(name, &[shape, &[size_of::<f32>()]].concat())?;
         let (n, device, dtype) = (shape.iter().product(), self.compute.device(), self.compute.dtype());
         let Some(random) = &mut self.random else {
             return Ok(match self.purpose {

@@ -88,7 +88,7 @@ pub fn used_state(model: &Model, texts: usize, seed: u64) -> State {
         Tensor::from_slice(&values, t.shape(), model.device()).unwrap()
     };
     let tensors = vec![fill(a, &|x| 0.3 * x), fill(z, &|x| 0.5 + 0.3 * x.abs())];
-    let counts = vec![Count { tokens: 5, segments: 1 }; texts];
+    let counts = vec![Count { tokens: 5, segments: 1, text: None }; texts];
     model.recurrence().layout().state(tensors, counts).unwrap()
 }
 

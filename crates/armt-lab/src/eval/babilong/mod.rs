@@ -13,6 +13,8 @@ pub mod metric;
 mod report;
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 pub use self::report::{Cell, Report, ReportTask, Settings, is_report};
 
@@ -72,6 +74,11 @@ impl<'m> Judge<'m> {
             return Err(Error::unfit(expected, format!("one of {rows} tokens")));
         }
         Ok(Judge { model, babilong, reader: Reader::new(model, model.empty(batch)?)?, batch })
+    }
+
+    /// From now on a reading ends as soon as this is set, and with it the cell, which gives [`Error::Interrupted`].
+    pub fn stop_on(&mut self, stop: Arc<AtomicBool>) {
+        self.reader.stop_on(stop);
     }
 
     /// The answers to samples 0 to `samples` of some stories in contexts of a length. `each` hears of the progress and may end it, which

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use armt::files::{read_json, write_json};
+use armt::files::{lock_folder_of, read_json, write_json};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -107,12 +107,28 @@ impl Report {
         Ok(write_json(path, self)?)
     }
 
+    /// Puts a cell into its place, here and in a file to which other processes may be adding cells too: none of theirs is lost, and of two
+    /// cells of one task and length that with more samples stays.
+    pub fn add(&mut self, cell: Cell, path: &Path) -> Result<()> {
+        let _turn = lock_folder_of(path);
+        let others = Self::resume(path, &self.settings)?.map(|found| found.cells).unwrap_or_default();
+        for cell in others.into_iter().chain([cell]) {
+            if self.cell(cell.task, cell.length).is_none_or(|own| own.samples <= cell.samples) {
+                self.put(cell);
+            }
+        }
+        self.save(path)
+    }
+
     /// Reads a report; refuses a file that holds something else.
     pub fn load(path: &Path) -> Result<Self> {
         let report: Report = read_json(path, "a report of `armt eval --task babilong`")?;
         let share = |x: f64| (0.0..=1.0).contains(&x);
-        match report.cells.iter().find(|c| !(share(c.exact_match) && c.label_match.is_none_or(share))) {
-            Some(c) => Err(Error::file(path, format!("{} {}: expected shares from 0 to 1, got another number", c.task, c.length))),
+        let possible = |c: &Cell| c.samples > 0 && share(c.exact_match) && c.label_match.is_none_or(share);
+        match report.cells.iter().find(|c| !possible(c)) {
+            Some(c) => {
+                Err(Error::file(path, format!("{} {}: expected shares from 0 to 1 of some samples, got others", c.task, c.length)))
+            }
             None => Ok(report),
         }
     }

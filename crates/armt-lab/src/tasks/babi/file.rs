@@ -55,6 +55,9 @@ pub fn find(folder: &Path, task: Task, split: Split) -> Result<PathBuf> {
 pub fn read(path: &Path) -> Result<Vec<Story>> {
     let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
     let stories = parse(&text).map_err(|(line, message)| Error::file(path, format!("line {line}: {message}")))?;
+    if !text.is_empty() && !text.ends_with('\n') {
+        return Err(Error::file(path, format!("line {}: it ends within a line: the file was cut short", text.lines().count())));
+    }
     if stories.is_empty() {
         return Err(Error::file(path, "it is empty: expected stories"));
     }
@@ -81,6 +84,7 @@ fn parse(text: &str) -> Result<Vec<Story>, (usize, String)> {
         let number = line.split_once(' ').and_then(|(n, rest)| Some((n.parse::<usize>().ok()?, rest)));
         let (number, rest) = number.ok_or_else(|| wrong(format!("expected a number, a space and a sentence, got '{line}'")))?;
         if number == 1 {
+            expect_asked(&places).map_err(&wrong)?;
             stories.push(Story::default());
             places.clear();
         } else if number != places.len() + 1 || stories.is_empty() {
@@ -111,7 +115,16 @@ fn parse(text: &str) -> Result<Vec<Story>, (usize, String)> {
         places.push(None);
         story.questions.push(Asked { after: story.facts.len(), question });
     }
+    expect_asked(&places).map_err(|message| (text.lines().count(), message))?;
     Ok(stories)
+}
+
+/// Refuses a story that ends with a fact: every one ends with a question, so that its end was lost.
+fn expect_asked(places: &[Option<usize>]) -> Result<(), String> {
+    match places.last() {
+        Some(Some(_)) => Err("expected a question at a story's end, got a fact: the story was cut short".into()),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -150,6 +163,21 @@ mod tests {
             let (at, message) = parse(text).unwrap_err();
             assert!(at == line && message.contains(part), "{text:?}: line {at}: {message}");
         }
+    }
+
+    #[test]
+    fn a_file_that_was_cut_short_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qa1_one_test.txt");
+        let ends: Vec<usize> = TWO.match_indices('\n').map(|(at, _)| at + 1).collect();
+        for cut in 1..TWO.len() {
+            std::fs::write(&path, &TWO[..cut]).unwrap();
+            let asked = ends.contains(&cut) && TWO[..cut].lines().last().is_some_and(|line| line.contains('\t'));
+            assert_eq!(read(&path).is_ok(), asked, "{}", &TWO[..cut]);
+        }
+        let lost = TWO.replacen("5 Where is the milk? \thallway\t1 4\n", "", 1);
+        std::fs::write(&path, lost).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("line 5: expected a question at a story's end"));
     }
 
     #[test]

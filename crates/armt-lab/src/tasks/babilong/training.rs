@@ -18,6 +18,7 @@
 
 use std::sync::Arc;
 
+use armt::engine::machine::expect_room;
 use armt::random::Random;
 use armt::recurrence::Targets;
 use armt::segment::Batch;
@@ -157,6 +158,10 @@ impl BabilongTraining {
         if let Some((name, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
             return Err(Error::config(name, "at least 1", 0));
         }
+        // Tokens and what is to be said after each.
+        expect_room("segments by texts", &[self.batch, self.segments, self.segment, 2 * size_of::<i32>()])?;
+        expect_room("facts", &[self.facts, SENTENCE, size_of::<i32>()])?;
+        expect_room("questions", &[self.questions, SENTENCE, size_of::<i32>()])?;
         if let Some((name, share)) =
             [("alone", self.alone), ("clusters", self.clusters)].into_iter().find(|(_, s)| !(0.0..=1.0).contains(s))
         {

@@ -28,6 +28,26 @@ impl Recipe {
             return refuse("stage", "at least one [[stage]]", &"none");
         }
         let o = &self.optimizer;
+        for (key, number) in [
+            ("optimizer.weight_decay", o.weight_decay),
+            ("optimizer.clip_value", o.clip_value),
+            ("optimizer.clip_norm", o.clip_norm),
+            ("optimizer.warmup", o.warmup),
+            ("optimizer.decay", o.decay),
+        ] {
+            if !(number >= 0.0 && number.is_finite()) {
+                return refuse(key, "a number of at least 0", &number);
+            }
+        }
+        if o.warmup > 1.0 {
+            return refuse("optimizer.warmup", "a share from 0 to 1", &o.warmup);
+        }
+        match &self.model {
+            ModelRecipe::Fresh(fresh) if !(fresh.init >= 0.0 && fresh.init.is_finite()) => {
+                return refuse("model.init", "a number of at least 0", &fresh.init);
+            }
+            _ => {}
+        }
         if o.clip_value > 0.0 && o.clip_norm > 0.0 {
             return refuse("optimizer", "clip_value or clip_norm", &"both");
         }
@@ -95,6 +115,12 @@ impl Recipe {
             let divisor = format!("a divisor of the batch of {}", stage.batch);
             return Err(Error::config("accumulate", &divisor, stage.accumulate));
         }
+        if let Some(lr) = stage.lr.filter(|lr| !(*lr > 0.0 && lr.is_finite())) {
+            return Err(Error::config("lr", "a positive number", lr));
+        }
+        if let Some(decay) = stage.decay.filter(|decay| !(*decay >= 0.0 && decay.is_finite())) {
+            return Err(Error::config("decay", "a number of at least 0", decay));
+        }
         if stage.carry > 0.0 && stage.accumulate > 1 {
             return Err(Error::config("accumulate", "1 where memories are carried on", stage.accumulate));
         }
@@ -104,6 +130,8 @@ impl Recipe {
         if self.task.setting != TaskKind::Babilong {
             let (task, pairs) = self.retrieval(stage)?;
             task.check(pairs)?;
+            task.expect_room(pairs, stage.questions, stage.batch)?;
+            task.expect_room(pairs, 1, self.eval.batch.min(self.eval.samples))?;
         }
         match self.model {
             ModelRecipe::Fresh(_) => armt::recurrence::check(&self.config(stage, &self.fresh(VOCAB, EOS)?))?,

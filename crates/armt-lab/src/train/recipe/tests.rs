@@ -29,6 +29,39 @@ fn refused(text: &str, words: &[&str]) {
 }
 
 #[test]
+fn numbers_that_are_none_or_that_no_machine_could_hold_are_refused_by_their_keys() {
+    let with = |change: &str| Recipe::parse(RECIPE, &[change.into()]).err().map(|e| e.to_string());
+    for key in ["weight_decay", "clip_value", "clip_norm", "warmup", "decay", "lr"] {
+        for value in ["nan", "-1.0", "inf"] {
+            let error = with(&format!("optimizer.{key}={value}"));
+            assert!(error.as_ref().is_some_and(|e| e.contains(key)), "{key}={value}: {error:?}");
+        }
+    }
+    for (change, word) in [
+        ("optimizer.warmup=1.5", "warmup"),
+        ("model.init=nan", "model.init"),
+        ("model.init=-0.1", "model.init"),
+        ("stage.1.lr=nan", "lr"),
+        ("stage.1.lr=0.0", "lr"),
+        ("stage.2.decay=-2.0", "decay"),
+        ("stage.1.carry=nan", "carry"),
+        ("stage.1.until=nan", "until"),
+        ("stage.1.batch=9223372036854775807", "pairs by texts"),
+        ("stage.1.questions=9223372036854775807", "pairs by texts"),
+        ("stage.1.batch=1000000000000", "pairs by texts"),
+        ("task.value_size=9223372036854775807", "pairs by texts"),
+        ("model.layers=9223372036854775807", "layers by width"),
+        ("model.width=9223372036854775804", "width"),
+        ("model.inner=1000000000000", "inner width"),
+        ("memory.tokens=9223372036854775807", "tokens"),
+        ("memory.d_mem=4611686018427387904", "d_mem"),
+    ] {
+        let error = with(change);
+        assert!(error.as_ref().is_some_and(|e| e.contains(word)), "{change}: {error:?}");
+    }
+}
+
+#[test]
 fn a_recipe_has_the_papers_defaults() {
     let r = Recipe::parse(RECIPE, &[]).unwrap();
     assert!(matches!(r.model, ModelRecipe::Fresh(shape) if (shape.layers, shape.width) == (4, 128)));

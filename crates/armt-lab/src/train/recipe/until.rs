@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
+use serde::{Serialize, Serializer};
 
 /// The exact match at which a stage ends, or that none does.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,6 +38,15 @@ impl Until {
 impl<'de> Deserialize<'de> for Until {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(UntilVisitor)
+    }
+}
+
+impl Serialize for Until {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Until::Never => serializer.serialize_str("never"),
+            Until::Reached(mark) => serializer.serialize_f64(*mark),
+        }
     }
 }
 

@@ -11,6 +11,7 @@ mod pending;
 use std::ops::Range;
 use std::sync::Arc;
 
+use armt_engine::machine::expect_room;
 use armt_engine::ops::{self, Linear, WriteRule};
 use armt_engine::{DType, Param, Tape, Tensor};
 use pending::{Pending, rows_from, shared, store};
@@ -116,6 +117,9 @@ impl Settings for Associative {
             let got = format!("d_mem {}, nu {}", self.d_mem, self.nu);
             return Err(Error::config("memory", "d_mem >= 1 and 1 <= nu < 2 d_mem", got));
         }
+        // A of all layers: no model needs more for one text than that.
+        let keys = self.d_mem.saturating_mul(2).saturating_mul(self.nu);
+        expect_room("memory.d_mem", &[architecture.layers, keys, architecture.width + 1, size_of::<f32>()])?;
         match self.memory_layers.iter().flatten().find(|l| **l >= architecture.layers) {
             Some(bad) => Err(Error::config("memory.memory_layers", &format!("layers below {}", architecture.layers), bad)),
             None => Ok(()),
