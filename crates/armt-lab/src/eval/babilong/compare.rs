@@ -202,7 +202,9 @@ pub fn table(models: &[Judged]) -> String {
     lines.push(vec!["---".into(); lines[0].len()]);
     for model in models {
         let mut row = |task: String, of: &[&Report], shares: Vec<(Vec<f64>, Option<usize>)>| {
-            let mut forms: Vec<String> = of.iter().map(|r| r.settings.form.to_string()).collect();
+            // Whoever made a file of samples knows its form.
+            let form = |r: &&Report| r.settings.file.as_ref().map_or(r.settings.form.to_string(), |_| "of a file".into());
+            let mut forms: Vec<String> = of.iter().map(form).collect();
             forms.dedup();
             let samples = sorted(of.iter().flat_map(|r| &r.cells).map(|c| c.samples));
             let ends = [samples.iter().map(usize::to_string).collect::<Vec<_>>().join(", "), of.len().to_string()];
