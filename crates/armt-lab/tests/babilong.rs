@@ -177,9 +177,16 @@ fn data_that_is_not_there_is_said_to_be_missing_by_name() {
     assert!(find_data(Data::TrainBooks, None).is_ok());
 }
 
+/// Samples with a book of short lines: the project's have a paragraph in each.
 fn in_form(form: Form) -> Babilong {
-    let tokenizer = Tokenizer::find(&data(Data::Bpe)).unwrap().unwrap();
-    Babilong::new(Arc::new(Books::open_in(form, &data(Data::TestBooks), Arc::new(tokenizer)).unwrap())).unwrap()
+    let folder = tempfile::tempdir().unwrap();
+    let book = "It rained all day upon the roofs\nof the old town, and nobody came. ".repeat(200);
+    std::fs::write(folder.path().join("rain.txt"), book).unwrap();
+    let books = Books::open_in(form, folder.path(), BABILONG.tokenizer().clone()).unwrap();
+    let babilong = Babilong::new(Arc::new(books)).unwrap();
+    // Read once, so that the folder may go.
+    babilong.draw(&published(1, 3), Length(1000), 0).unwrap();
+    babilong
 }
 
 #[test]

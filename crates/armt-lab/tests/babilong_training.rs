@@ -191,8 +191,8 @@ fn sizes_without_room_are_refused_by_their_key() {
 /// The facts of a text without background, and what is asked of them.
 fn told(text: &str) -> (Vec<String>, String, String) {
     let (said, answer) = text.split_once("GEN").unwrap();
-    let at = said.rfind(". ").or_else(|| said.rfind('.')).unwrap() + 1;
-    let facts = said[..at].split_inclusive('.').map(|f| f.trim().to_string()).collect();
+    let at = said[..said.len() - 1].rfind(['.', '?']).unwrap() + 1;
+    let facts = said[..at].split_inclusive(['.', '?']).map(|f| f.trim().to_string()).collect();
     (facts, said[at..].trim().to_string(), answer.to_string())
 }
 
