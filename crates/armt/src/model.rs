@@ -75,7 +75,7 @@ impl Model {
         for (to, from) in used.params().into_iter().zip(self.params()) {
             to.set(from.value())?;
         }
-        used.fingerprint = Some(self.fingerprint()?.into());
+        used.loaded = Some(Arc::new(self.owner()?));
         Ok(used)
     }
 

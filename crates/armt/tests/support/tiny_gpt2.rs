@@ -1,5 +1,7 @@
 //! A tiny GPT-2 as Hugging Face stores it: random weights, and a byte-level tokenizer with a few merges.
 
+#![allow(dead_code)] // each test binary uses its part
+
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, TensorView};
