@@ -1,5 +1,7 @@
 //! A folder that commands run in, with a backbone to begin with.
 
+#![allow(dead_code)] // each test binary uses its part
+
 use std::path::PathBuf;
 use std::process::Command;
 
