@@ -22,7 +22,6 @@ use armt_lab::eval::results::Experiment;
 use armt_lab::tasks::babi::Task;
 use armt_lab::tasks::babilong::{Babilong, Books, Facts, Form, Length, Stories};
 
-#[allow(dead_code)] // only its tokenizer
 #[path = "../../armt/tests/support/tiny_gpt2.rs"]
 mod tiny_gpt2;
 
