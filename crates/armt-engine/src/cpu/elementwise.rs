@@ -3,6 +3,7 @@
 use half::bf16;
 
 use super::par_rows;
+use crate::ops::binary::Spread;
 
 /// y = f(x).
 pub(crate) fn map<X: Copy + Sync, Y: Send>(x: &[X], y: &mut [Y], f: impl Fn(X) -> Y + Sync) {
@@ -38,21 +39,6 @@ pub(crate) fn zip(x: &[f32], y: &[f32], z: &mut [f32], f: impl Fn(f32, f32) -> f
             }
         });
     });
-}
-
-/// How a smaller operand repeats over a larger one: the larger is `[outer, middle, inner]`, and the smaller has a stride, possibly 0,
-/// along each.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Spread {
-    pub(crate) sizes: [usize; 3],
-    pub(crate) strides: [usize; 3],
-}
-
-impl Spread {
-    /// Whether the smaller operand has the larger one's shape.
-    pub(crate) fn is_same(&self) -> bool {
-        self.sizes[0] == 1 && self.sizes[1] == 1 && self.strides[2] == 1
-    }
 }
 
 /// z = f(x, y) with y spread over x.

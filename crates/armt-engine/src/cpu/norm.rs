@@ -6,19 +6,8 @@
 use rayon::prelude::*;
 
 use super::{math, par_rows};
+use crate::ops::norm::Norm;
 use crate::paths;
-
-/// What is normalised, and how.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Norm {
-    pub(crate) groups: usize,
-    /// Rows of a group.
-    pub(crate) m: usize,
-    pub(crate) d: usize,
-    pub(crate) eps: f32,
-    /// Layer norm subtracts the mean, RMS norm does not.
-    pub(crate) centred: bool,
-}
 
 const LANES: usize = 32;
 

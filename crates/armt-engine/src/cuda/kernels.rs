@@ -21,7 +21,14 @@ pub(super) const CACHE_VARIABLE: &str = "ARMT_CACHE_DIR";
 const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 /// What the files share whose names begin so, between the prelude and their own text.
 const HEADERS: &[(&str, &str)] = &[
-    ("assoc_", concat!(include_str!("kernels/assoc_tile.cuh"), "\n", include_str!("kernels/assoc_turns.cuh"))),
+    (
+        "assoc_",
+        concat!(
+            include_str!("kernels/assoc_tile.cuh"),
+            include_str!("kernels/assoc_products.cuh"),
+            include_str!("kernels/assoc_turns.cuh")
+        ),
+    ),
     ("attention_", include_str!("kernels/attention_tile.cuh")),
 ];
 

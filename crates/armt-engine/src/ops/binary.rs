@@ -4,7 +4,7 @@ use half::bf16;
 
 use super::reduce::sum_middle_into;
 use super::{cast, cuda_of, to_f32, via_f32};
-use crate::cpu::elementwise::{self, Spread};
+use crate::cpu::elementwise;
 use crate::error::{Error, Result};
 use crate::tape::{Backward, Grads, record};
 use crate::tensor::{DType, Tensor};
@@ -23,6 +23,21 @@ impl Kind {
             Kind::Sub => "sub",
             Kind::Mul => "mul",
         }
+    }
+}
+
+/// How a smaller operand repeats over a larger one: the larger is `[outer, middle, inner]`, and the smaller has a stride, possibly 0,
+/// along each.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Spread {
+    pub(crate) sizes: [usize; 3],
+    pub(crate) strides: [usize; 3],
+}
+
+impl Spread {
+    /// Whether the smaller operand has the larger one's shape.
+    pub(crate) fn is_same(&self) -> bool {
+        self.sizes[0] == 1 && self.sizes[1] == 1 && self.strides[2] == 1
     }
 }
 

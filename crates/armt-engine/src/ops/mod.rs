@@ -7,7 +7,7 @@
 
 mod activation;
 pub mod attention;
-mod binary;
+pub(crate) mod binary;
 mod cast;
 mod concat;
 mod cross_entropy;
@@ -15,7 +15,7 @@ mod embedding;
 mod linear_cross_entropy;
 mod matmul;
 pub mod memory;
-mod norm;
+pub(crate) mod norm;
 mod reduce;
 mod rotary;
 mod slice;

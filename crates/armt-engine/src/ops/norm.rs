@@ -6,12 +6,24 @@
 use super::matmul::add_sum;
 use super::reduce::sum_halves_into;
 use super::{cast, cuda_of, to_f32, via_f32};
-use crate::cpu::norm::{self as cpu, Norm};
+use crate::cpu::norm as cpu;
 use crate::cuda::CudaDevice;
 use crate::error::{Error, Result};
 use crate::paths::{self, NormPath};
 use crate::tape::{Backward, Grads, Target, record};
 use crate::tensor::{DType, Tensor};
+
+/// What is normalised, and how.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Norm {
+    pub(crate) groups: usize,
+    /// Rows of a group.
+    pub(crate) m: usize,
+    pub(crate) d: usize,
+    pub(crate) eps: f32,
+    /// Layer norm subtracts the mean, RMS norm does not.
+    pub(crate) centred: bool,
+}
 
 /// Layer norm. x is `[G, .., d]` with gain and bias `[G, d]`, or `[.., d]` with `[d]`; other shapes are refused.
 pub fn layer_norm(x: &Tensor, gain: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {

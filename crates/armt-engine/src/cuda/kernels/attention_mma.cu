@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 attention_forward(const bf16* q, const bf16* k, const bf16* v, const int* mask, bf16* o, float* lse, i64 q_row, i64 k_row, int heads,
                   int group, int tq, int tk, int size, float scale) {
     bf16 *qs = (bf16*)shared_bytes, *ks = qs + ROWS * SIZE, *vs = ks + 2 * FORTH * SIZE;
-    int tiles = (tq + ROWS - 1) / ROWS, all = gridDim.x / tiles, lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16;
+    int tiles = (tq + ROWS - 1) / ROWS, all = gridDim.x / tiles, own = threadIdx.x / 32 * 16;
     // The last tiles have the most keys: they start first.
     int tile = tiles - 1 - blockIdx.x / all, head = blockIdx.x % all, h = head % heads, offset = tk - tq;
     i64 n = head / heads;

@@ -1,7 +1,7 @@
 // Causal attention with Hopper's warpgroup products (wgmma), bf16 in and out, sums in f32:
 // o_i = sum_j p_ij v_j, p_i = softmax_j(scale q_i . k_j).
 //
-// The same walk as attention_mma.cu: a block owns 64 rows, 16 a warp, and tiles of 64 rows pass by through two buffers. Its four warps are
+// It walks as attention_mma.cu does: a block owns 64 rows, 16 a warp, and tiles of 64 rows pass by through two buffers. Its four warps are
 // one warpgroup, whose products read the passing tile from shared memory once for all 64 rows, where mma.sync has each warp fetch it into
 // registers. The weights are left operands in registers, and so are the own rows but for dk and dv; a product runs while the warps do
 // element work on the one before. Every branch round a product is the same for the whole block, so what only some rows see is masked element by element, in tiles
@@ -39,7 +39,7 @@ template <int CONTRACTED> __device__ __forceinline__ void product(float (&c)[2][
                  "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, add, 1, 1, %14;}"
                  : FOUR(c[0]), FOUR(c[1]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile), "r"((int)add), "n"(CONTRACTED));
 }
-// The same with the left operand in shared memory too, contracted over the dimensions of a head.
+// c (+)= a times the described tile, transposed, with the left operand described in shared memory too.
 __device__ __forceinline__ void product(float (&c)[8][4], u64 a, u64 tile, bool add) {
     asm volatile("{.reg .pred add; setp.ne.b32 add, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
                  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
@@ -81,7 +81,7 @@ template <int N> __device__ __forceinline__ void scores(float (&s)[N][4], const 
     for (int d = 0; d < SIZE / 16; d++) product<0>(s, own[d], rows + d * ALONG, d > 0);
     close_products();
 }
-// The same with the block's own rows in shared memory.
+// Issues s [64, 8 N] = the block's own rows, in shared memory, times the tile's first 8 N rows, transposed.
 template <int N> __device__ __forceinline__ void scores(float (&s)[N][4], const bf16* own, const bf16* tile) {
     u64 left = described(own), rows = described(tile);
 #pragma unroll
@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 attention_forward(const bf16* q, const bf16* k, const bf16* v, const int* mask, bf16* o, float* lse, i64 q_row, i64 k_row, int heads,
                   int group, int tq, int tk, int size, float scale) {
     bf16 *qs = (bf16*)shared_bytes, *ks = qs + ROWS * SIZE, *vs = ks + 2 * PASS * SIZE;
-    int tiles = (tq + ROWS - 1) / ROWS, all = gridDim.x / tiles, lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16;
+    int tiles = (tq + ROWS - 1) / ROWS, all = gridDim.x / tiles, own = threadIdx.x / 32 * 16;
     // The last tiles have the most keys: they start first.
     int tile = tiles - 1 - blockIdx.x / all, head = blockIdx.x % all, h = head % heads, offset = tk - tq;
     i64 n = head / heads;

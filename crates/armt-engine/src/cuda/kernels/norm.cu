@@ -154,7 +154,7 @@ __device__ __forceinline__ void backward(const T* x, const T* gain, const T* dy,
     if (dbias) gather<N, HELD, LANES>(sum_bias, shared, lane, d, dbias + sums);
 }
 
-// The same statistics for a row that a block reads.
+// Statistics of a row that a block reads.
 template <int N>
 __device__ __forceinline__ void wide_statistics(const T* row, i64 d, float eps, bool centred, float* scratch, float& mean, float& scale) {
     mean = 0;

@@ -24,7 +24,7 @@ template <> __device__ __forceinline__ bf16 from_f32<bf16>(float x) {
 // N elements moved as one access.
 template <class U, int N> struct alignas(sizeof(U) * N) Vec { U v[N]; };
 
-// The same for a store that the compiler would take apart.
+// Stores N elements as one access, where the compiler would take it apart.
 template <class U, int N> __device__ __forceinline__ void store(U* to, const Vec<U, N>& v) {
     if constexpr (sizeof(v) == 16) {
         const uint4& words = *(const uint4*)&v;

@@ -2,7 +2,7 @@
 //!
 //! A sample is read as the authors read it: `context ++ question ++ GEN` is cut into segments from its start, all but the last go into
 //! the memory, and the answer follows from the last. What is whole of the context is read by the [`Reader`], several samples side by
-//! side; the rest of it, the question and GEN are what [`generate`](armt::generate::generate) goes on from. The answer is the most probable token each
+//! side; the rest of it, the question and GEN are what [`generate`] goes on from. The answer is the most probable token each
 //! time, at most 10, cut at EOS. It may reach over a segment's end as it may in training; the next segment is begun then.
 //!
 //! A context is a stream and never in memory, so that 50 million tokens take no more than a thousand.

@@ -16,7 +16,7 @@ const STORIES: u64 = 500;
 /// the tasks, on which models are trained, of GEN and of EOS, and the most frequent of the books. What a story's sentence has at its start
 /// is kept with a space before it as well, as books have it. The same books give the same vocabulary on any machine.
 ///
-/// Refuses what [`Vocabulary::choose`] refuses, tasks that cannot be simulated, and books whose tokens are numbered by a small vocabulary
+/// Refuses what [`Tokenizer::choose_vocabulary`](armt::text::Tokenizer::choose_vocabulary) refuses, tasks that cannot be simulated, and books whose tokens are numbered by a small vocabulary
 /// already.
 pub fn vocabulary(books: &Books, tasks: &[Task], size: usize, hashed: usize) -> Result<Vocabulary> {
     let mut needed = BTreeSet::from([GEN.to_string(), END_OF_TEXT.to_string()]);
