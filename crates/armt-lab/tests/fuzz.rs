@@ -30,7 +30,7 @@ const RECIPE: &str = r#"seed = 3
 setting = "remember"
 [model]
 layers = 1
-width = 8
+width = 16
 heads = 2
 inner = 8
 init = 0.02
@@ -103,7 +103,10 @@ fn copy(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
         let place = to.join(entry.file_name());
-        if entry.path().is_dir() { copy(&entry.path(), &place) } else { drop(std::fs::copy(entry.path(), place).unwrap()) }
+        match entry.path().is_dir() {
+            true => copy(&entry.path(), &place),
+            false => assert!(std::fs::copy(entry.path(), place).is_ok()),
+        }
     }
 }
 
@@ -161,11 +164,10 @@ proptest! {
         let book = "CHAPTER I\r\n\r\nIt was a dark and stormy night in 1999, and the rain fell in torrents. \"So it goes,\" said Mr. H. C. \
                     Andersen (the second), and went on for quite a while. Then all was still in the house.\n";
         let (folder, _) = written("book.txt", book, &damages);
-        if let Ok(books) = Books::open(folder.path(), TOKENIZER.clone()) {
-            if let Ok(counts) = books.counts() {
-                // No shorter sentence is one.
-                prop_assert!(counts.iter().sum::<u64>() >= 10);
-            }
+        let books = Books::open(folder.path(), TOKENIZER.clone()).unwrap();
+        if let Ok(counts) = books.counts() {
+            // No shorter sentence is one.
+            prop_assert!(counts.iter().sum::<u64>() >= 10);
         }
     }
 }
