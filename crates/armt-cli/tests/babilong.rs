@@ -150,7 +150,10 @@ fn results_are_drawn_by_what_they_hold_and_a_readme_gets_their_table() {
         "results/babilong/armt.svg\nresults/babilong/rmt.svg\nresults/babilong/accuracy.svg\nREADME.md\n"
     );
     let table = read(&place.path("README.md"));
-    assert!(table.contains("| task | 0k | 300 | samples | seeds |") && table.contains("\n| ARMT | mean | "), "{table}");
+    assert!(
+        table.contains("| task | form | 0k | 300 | samples | seeds |") && table.contains("\n| ARMT | mean | mixed | "),
+        "{table}"
+    );
     for (line, part) in [
         (format!("report {one} --metric stored --out x.svg"), "--metric stored"),
         (format!("report {one} --x linear --out x.svg"), "--x"),

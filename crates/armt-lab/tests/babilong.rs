@@ -9,7 +9,7 @@ use armt::random::Random;
 use armt::text::Tokenizer;
 use armt_lab::tasks::babi::file::Split;
 use armt_lab::tasks::babi::{self, Task};
-use armt_lab::tasks::babilong::{Babilong, Books, Data, Length, Piece, Sample, Stories, find_data};
+use armt_lab::tasks::babilong::{Babilong, Books, Data, Form, Length, Piece, Sample, Stories, find_data, given};
 
 fn data(data: Data) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data").join(data.folder())
@@ -175,4 +175,74 @@ fn data_that_is_not_there_is_said_to_be_missing_by_name() {
     assert!(find_data(Data::Bpe, Some(&file)).unwrap_err().to_string().contains("found a file"));
     // Tests run in the crate's folder, which lies in the project's.
     assert!(find_data(Data::TrainBooks, None).is_ok());
+}
+
+/// Samples with a book of short lines: the project's have a paragraph in each.
+fn in_form(form: Form) -> Babilong {
+    let folder = tempfile::tempdir().unwrap();
+    let book = "It rained all day upon the roofs\nof the old town, and nobody came. ".repeat(200);
+    std::fs::write(folder.path().join("rain.txt"), book).unwrap();
+    let books = Books::open_in(form, folder.path(), BABILONG.tokenizer().clone()).unwrap();
+    let babilong = Babilong::new(Arc::new(books)).unwrap();
+    // Read once, so that the folder may go.
+    babilong.draw(&published(1, 3), Length(1000), 0).unwrap();
+    babilong
+}
+
+#[test]
+fn a_form_says_spaces_line_breaks_and_tokens() {
+    for (form, tokens, before_fact, before_background) in [(Form::Now, 700, " ", " "), (Form::Paper, 1004, "", "")] {
+        let babilong = in_form(form);
+        let mut breaks = 0;
+        for number in 0..20 {
+            let sample = babilong.draw(&published(1, 3), Length(1000), number).unwrap();
+            assert_eq!((sample.length(), context(&sample).len()), (tokens, tokens), "{form}");
+            for (fact, piece) in pieces(&sample) {
+                let text = babilong.tokenizer().decode(&piece).unwrap();
+                let before = if fact { before_fact } else { before_background };
+                assert_eq!(text.starts_with(' '), before == " ", "{form}: {text:?}");
+                breaks += text.matches('\n').count();
+            }
+        }
+        assert!(breaks > 0, "{form}: lines are kept");
+    }
+    let error = in_form(Form::Now).draw(&published(1, 3), Length(200), 0).err().unwrap().to_string();
+    assert!(error.contains("more than 300 tokens"), "{error}");
+}
+
+#[test]
+fn samples_of_a_file_have_its_contexts_and_what_is_missing_is_named() {
+    let babilong = Babilong::new(Arc::new(Books::none(BABILONG.tokenizer().clone()))).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("given.jsonl");
+    let line = |more: &str| {
+        format!(r#"{{"input":" Mary went to the garden. It rained.","question":"Where is Mary?","target":"garden"{more}}}"#)
+    };
+    let read = |text: &str, otherwise, most| {
+        std::fs::write(&path, text).unwrap();
+        given::read(&babilong, &path, otherwise, most)
+    };
+    let of = r#","task":"qa1","length":"4k","seed":0"#;
+    let all =
+        read(&format!("{}\n\n{}\n{}\n", line(of), line(r#","task":"qa2","length":"0k""#), line(of)), (None, None), None).unwrap();
+    let sizes: Vec<_> = all.iter().map(|g| (g.task.number(), g.length.0, g.samples.len())).collect();
+    assert_eq!(sizes, [(1, 4000, 2), (2, 0, 1)]);
+    let sample = &all[0].samples[0];
+    assert_eq!(context(sample), babilong.tokenizer().encode(" Mary went to the garden. It rained.").unwrap());
+    assert_eq!(sample.prompt, babilong.prompt(&sample.story.question).unwrap());
+    let otherwise = (Some(Task::new(3).unwrap()), Some(Length(1000)));
+    let named = read(&format!("{}\n{}\n", line(""), line("")), otherwise, Some(1)).unwrap();
+    assert_eq!((named[0].task.number(), named[0].length.0, named[0].samples.len()), (3, 1000, 1));
+    for (text, part) in [
+        (line(""), "line 1: expected a field task"),
+        (line(r#","task":"qa1""#), "line 1: expected a field length"),
+        (line(r#","task":"qa30""#), "line 1: task: expected qa1 to qa20, got qa30"),
+        ("{}".into(), "line 1: expected a sample as JSON"),
+        (String::new(), "found none"),
+    ] {
+        let error = read(&text, (None, None), None).err().unwrap().to_string();
+        assert!(error.contains("given.jsonl") && error.contains(part), "{error}");
+    }
+    let error = babilong.draw(&published(1, 0), Length(1000), 0).err().unwrap().to_string();
+    assert!(error.contains("books"), "{error}");
 }

@@ -107,9 +107,9 @@ fn an_answer_counts_by_both_rules_and_progress_ends_at_the_whole() {
     assert!(seen.windows(2).all(|p| p[0].tokens <= p[1].tokens && p[0].samples <= p[1].samples), "{seen:?}");
     let mut answers = answers.unwrap();
     (answers[0].exact, answers[0].label, answers[1].label) = (true, true, true);
-    let cell = count(&stories(1), Length(1500), &answers, true);
+    let cell = count(stories(1).task(), Length(1500), &answers, true);
     assert_eq!((cell.samples, cell.exact_match, cell.label_match), (6, 1.0 / 6.0, Some(2.0 / 6.0)));
-    assert_eq!(count(&stories(1), Length(1500), &answers, false).label_match, None);
+    assert_eq!(count(stories(1).task(), Length(1500), &answers, false).label_match, None);
 }
 
 #[test]
@@ -178,6 +178,7 @@ fn settings() -> Settings {
         simulated: false,
         facts: Facts::Told,
         form: Form::Mixed,
+        file: None,
         books: None,
         babi: None,
         bpe: None,
@@ -260,26 +261,34 @@ fn models_are_compared_by_their_means_and_a_mean_needs_every_task() {
     let models = Judged::all(Measure::ExactMatch, named(&[("A|B", &one), ("RMT", &two)])).unwrap();
     let text = table(&models);
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines[0], "| exact match in %, tokens | task | 0k | 1k | samples | seeds |");
+    assert_eq!(lines[0], "| exact match in %, tokens | task | form | 0k | 1k | samples | seeds |");
     assert_eq!(
         lines[2..5],
-        ["| A\\|B | qa1 | 100.0 | 80.0 | 10 | 1 |", "| A\\|B | qa2 | 50.0 | - | 10 | 1 |", "| A\\|B | mean | 75.0 | - | 10 | 1 |"]
+        [
+            "| A\\|B | qa1 | mixed | 100.0 [72.2, 100.0] | 80.0 [49.0, 94.3] | 10 | 1 |",
+            "| A\\|B | qa2 | mixed | 50.0 [23.7, 76.3] | - | 10 | 1 |",
+            "| A\\|B | mean | mixed | 75.0 | - | 10 | 1 |"
+        ]
     );
-    assert_eq!(lines[7], "| RMT | mean | 45.0 | 40.0 | 10 | 1 |");
+    assert_eq!(lines[7], "| RMT | mean | mixed | 45.0 | 40.0 | 10 | 1 |");
     let plot = curves(&models);
     assert_eq!(plot.series.iter().map(|s| s.marks.len()).collect::<Vec<_>>(), [1, 2]);
     assert_eq!((plot.series[1].marks[0].x, plot.series[1].marks[1].x), (500.0, 1000.0), "0k lies before 1k");
     let seeds = Judged::all(Measure::LabelMatch, named(&[("A", &one), ("A", &two)])).unwrap();
     let qa1 = curves(&seeds).series[0].marks.clone();
     assert!((qa1[0].y - 0.85).abs() < 1e-9 && qa1[0].spread == Some((0.7, 1.0)), "{qa1:?}");
-    assert!(table(&seeds).contains("| A | qa1 | 85.0 (70.0 to 100.0) |"), "{}", table(&seeds));
+    assert!(table(&seeds).contains("| A | qa1 | mixed | 85.0 (70.0 to 100.0) |"), "{}", table(&seeds));
     assert_eq!(seeds[0].heat_map().rows.iter().map(|r| r.0.as_str()).collect::<Vec<_>>(), ["qa1", "qa2", "mean"]);
     assert!(seeds[0].heat_map().svg().is_ok() && curves(&seeds).svg().is_ok());
     // A model of its own for each task, beside one that has only the first.
     let (first, second) = (report(&[cell(1, 0, 1.0), cell(1, 1000, 0.8)]), report(&[cell(2, 0, 0.5)]));
     let models =
         Judged::all(Measure::ExactMatch, named(&[("A", &first), ("A", &second), ("RMT", &report(&[cell(1, 0, 0.2)]))])).unwrap();
-    let rows = ["| A | qa1 | 100.0 | 80.0 | 10 | 1 |", "| A | qa2 | 50.0 | - | 10 | 1 |", "| RMT | qa1 | 20.0 | - | 10 | 1 |"];
+    let rows = [
+        "| A | qa1 | mixed | 100.0 [72.2, 100.0] | 80.0 [49.0, 94.3] | 10 | 1 |",
+        "| A | qa2 | mixed | 50.0 [23.7, 76.3] | - | 10 | 1 |",
+        "| RMT | qa1 | mixed | 20.0 [5.7, 51.0] | - | 10 | 1 |",
+    ];
     assert_eq!(table(&models).lines().skip(2).collect::<Vec<_>>(), rows);
     assert_eq!(curves(&models).series.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["A, qa1", "A, qa2", "RMT, qa1"]);
     assert_eq!(models[0].heat_map().rows.len(), 2);
@@ -297,6 +306,10 @@ fn files_of_a_models_tasks_are_one_model_of_the_results() {
         Report { name: None, ..report(&[cell]) }.save(&folder.join(file)).unwrap();
     }
     let experiments = Experiment::all(place.path()).unwrap();
-    let rows = ["| ARMT | qa1 | 100.0 | 10 | 1 |", "| ARMT | qa2 | 50.0 | 10 | 1 |", "| RMT.qa | qa1 | 20.0 | 10 | 1 |"];
+    let rows = [
+        "| ARMT | qa1 | mixed | 100.0 [72.2, 100.0] | 10 | 1 |",
+        "| ARMT | qa2 | mixed | 50.0 [23.7, 76.3] | 10 | 1 |",
+        "| RMT.qa | qa1 | mixed | 20.0 [5.7, 51.0] | 10 | 1 |",
+    ];
     assert_eq!(experiments[0].table.lines().skip(2).collect::<Vec<_>>(), rows);
 }

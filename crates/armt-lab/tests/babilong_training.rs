@@ -11,7 +11,7 @@ use armt::text::Tokenizer;
 use armt_lab::tasks::TaskBatch;
 use armt_lab::tasks::babi::Task;
 use armt_lab::tasks::babi::solve::Knowledge;
-use armt_lab::tasks::babilong::{Babilong, BabilongTraining, Books};
+use armt_lab::tasks::babilong::{Babilong, BabilongTraining, Books, Form};
 use armt_lab::tasks::training::TrainingTask;
 
 /// The test books, opened once: they take a second to tokenise.
@@ -186,4 +186,93 @@ fn sizes_without_room_are_refused_by_their_key() {
     assert!(said(BabilongTraining { aligned: true, segment: 4, ..training() }).contains("room for every fact"));
     assert!(said(BabilongTraining { tasks: vec![Task::new(7).unwrap()], ..training() }).contains("qa1 to qa5"));
     assert!(said(BabilongTraining { direct: true, ..training() }).contains("qa4"));
+}
+
+/// The facts of a text without background, and what is asked of them.
+fn told(text: &str) -> (Vec<String>, String, String) {
+    let (said, answer) = text.split_once("GEN").unwrap();
+    let at = said[..said.len() - 1].rfind(['.', '?']).unwrap() + 1;
+    let facts = said[..at].split_inclusive(['.', '?']).map(|f| f.trim().to_string()).collect();
+    (facts, said[at..].trim().to_string(), answer.to_string())
+}
+
+#[test]
+fn facts_alone_have_no_background_and_take_no_more_segments_than_they_need() {
+    for number in 1..=5 {
+        let task = Task::new(number).unwrap();
+        let training =
+            BabilongTraining { tasks: vec![task], alone: 1.0, facts: 12, questions: 1, segment: 128, segments: 9, ..training() };
+        let example = training.batch(&mut Random::new(7)).unwrap();
+        expect_targets(&training, &example);
+        assert!(example.batch.tokens() <= 3 * 128 && example.batch.tokens().is_multiple_of(128), "{}", example.batch.tokens());
+        for text in example.batch.ids.chunks(example.batch.tokens()) {
+            let (facts, question, answer) = told(&pieces(&training, text)[0]);
+            assert_eq!(Knowledge::of(&facts).unwrap().answers(&question).unwrap()[0].text, answer, "{question} {facts:?}");
+        }
+    }
+}
+
+#[test]
+fn sentences_that_only_seem_to_be_facts_come_in_half_of_the_texts_and_change_no_answer() {
+    let training = BabilongTraining { alone: 1.0, distract: 4, questions: 1, segment: 256, batch: 60, ..training() };
+    let example = training.batch(&mut Random::new(8)).unwrap();
+    let mut misled = 0;
+    for text in example.batch.ids.chunks(example.batch.tokens()) {
+        let (said, question, answer) = told(&pieces(&training, text)[0]);
+        let facts: Vec<String> = said.iter().filter(|s| Knowledge::of(std::slice::from_ref(*s)).is_ok()).cloned().collect();
+        misled += usize::from(facts.len() < said.len());
+        assert_eq!(Knowledge::of(&facts).unwrap().answers(&question).unwrap()[0].text, answer, "{question} {said:?}");
+    }
+    assert!((15..46).contains(&misled), "{misled} of 60");
+}
+
+#[test]
+fn facts_side_by_side_stand_in_at_most_three_places() {
+    let places = |clusters: f64| {
+        let training = BabilongTraining { clusters, facts: 10, questions: 1, segment: 512, segments: 2, batch: 40, ..training() };
+        let example = training.batch(&mut Random::new(9)).unwrap();
+        let count = |text: &[i32]| {
+            let text = &pieces(&training, text)[0];
+            let facts: Vec<&str> = text.split_inclusive('.').collect();
+            let is_fact = |s: &str| Knowledge::of(&[s.trim().to_string()]).is_ok();
+            (0..facts.len()).filter(|i| is_fact(facts[*i]) && (*i == 0 || !is_fact(facts[i - 1]))).count()
+        };
+        example.batch.ids.chunks(example.batch.tokens()).map(count).max().unwrap()
+    };
+    assert!(places(1.0) <= 3 && places(0.0) > 3, "{} and {}", places(1.0), places(0.0));
+}
+
+#[test]
+fn each_text_is_of_one_task_and_its_first_question_is_of_that() {
+    let tasks: Vec<Task> = [1, 4, 5].map(|n| Task::new(n).unwrap()).to_vec();
+    let training = BabilongTraining { tasks, alone: 1.0, questions: 1, segment: 256, batch: 60, ..training() };
+    let example = training.batch(&mut Random::new(10)).unwrap();
+    let mut counts = [0; 3];
+    for text in example.batch.ids.chunks(example.batch.tokens()) {
+        let (facts, question, _) = told(&pieces(&training, text)[0]);
+        let kind = if question.starts_with("Where") { 0 } else { 1 + usize::from(facts.iter().all(|f| !f.contains(" of the "))) };
+        counts[kind] += 1;
+    }
+    assert!(counts.iter().all(|n| *n > 8), "{counts:?}");
+    let aligned = BabilongTraining { tasks: training.tasks.clone(), aligned: true, segment: 24, segments: 8, ..training };
+    let example = aligned.batch(&mut Random::new(11)).unwrap();
+    assert_eq!(example.batch.tokens(), 8 * 24, "stories of two facts leave segments empty");
+    expect_targets(&aligned, &example);
+}
+
+#[test]
+fn texts_are_written_in_every_form_that_there_is() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data");
+    let tokenizer = BABILONG.tokenizer();
+    let open = |form: &Form| {
+        let books = Books::open_in(*form, &data.join("books/test"), tokenizer.clone()).unwrap();
+        Arc::new(Babilong::new(Arc::new(books)).unwrap())
+    };
+    let training =
+        BabilongTraining { babilong: [Form::Now, Form::Paper].iter().map(open).collect(), batch: 30, segment: 256, ..training() };
+    let example = training.batch(&mut Random::new(12)).unwrap();
+    let texts: Vec<String> = example.batch.ids.chunks(3 * 256).map(|text| pieces(&training, text)[0].clone()).collect();
+    let facts = ["John ", "Mary ", "Sandra ", "Daniel "].map(|name| format!(".{name}"));
+    let close = texts.iter().filter(|text| facts.iter().any(|fact| text.contains(fact.as_str()))).count();
+    assert!((5..26).contains(&close), "about half have no space before a fact: {close} of 30");
 }

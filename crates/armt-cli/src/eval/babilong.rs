@@ -1,18 +1,20 @@
 //! BABILong: how well a model answers about facts in a long text, by task and length.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 use armt::Model;
 use armt::text::Tokenizer;
-use armt_lab::eval::babilong::{Answered, Cell, Judge, Report, Settings, count, csv};
+use armt_lab::eval::babilong::{Answered, Cell, CellProgress, Judge, Report, Settings, count, csv};
 use armt_lab::eval::interval::wilson;
 use armt_lab::tasks::babi::Task;
 use armt_lab::tasks::babi::file::Split;
-use armt_lab::tasks::babilong::{Facts, Form, Length, Stories};
+use armt_lab::tasks::babilong::given::{self, Given};
+use armt_lab::tasks::babilong::{Babilong, Books, Facts, Form, Length};
 use clap::Args;
 
 use super::{EvalArgs, first_given};
@@ -44,6 +46,10 @@ pub struct BabilongArgs {
     /// Tell the facts in an order that is drawn.
     #[arg(long)]
     shuffled: bool,
+    /// Samples that were made elsewhere: lines of JSON with input, question and target, and with task and length, or one of each is named by
+    /// --questions and --lengths.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["without_facts", "shuffled", "simulated", "form", "books", "babi"])]
+    file: Option<PathBuf>,
     #[command(flatten)]
     sources: SourceArgs,
     /// Folder of the tokenizer, if it is not in the model's.
@@ -56,6 +62,9 @@ pub struct BabilongArgs {
 
 pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     let own = &args.babilong;
+    if let Some(file) = &own.file {
+        return run_file(args, file);
+    }
     let stories = own
         .tasks()
         .into_iter()
@@ -71,34 +80,52 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     }
     let model = args.device.open_weights(&args.model)?;
     babilong.tokenizer().expect_fits(model.sizes().vocab, &missing)?;
-    let settings = own.settings(args, &model)?;
-    let found = match &args.out {
-        Some(out) => Report::resume(out, &settings)?,
-        None => None,
-    };
-    let mut report = found.unwrap_or_else(|| Report::new(None, settings));
-    report.name = args.name.clone().or(report.name);
-    if let Some(folder) = &own.csv {
-        std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-    }
     let stop = stop_on_signals()?;
-    let mut run = Run { args, report, stop: &stop, shown: 0, judged: 0 };
+    let mut run = Run::new(args, &model, &stop)?;
     let mut judge = Judge::new(&model, &babilong, run.report.settings.batch)?;
     judge.stop_on(stop.clone());
     for stories in &stories {
         for length in &lengths {
-            match run.cell(&mut judge, stories, *length) {
-                Err(error) if matches!(error.downcast_ref(), Some(armt_lab::Error::Interrupted)) => return run.stopped(),
-                other => other?,
+            let (samples, facts) = (args.samples.unwrap_or(SAMPLES), run.report.settings.facts);
+            let cell = Wanted { task: stories.task(), length: *length, samples };
+            let judged = run.cell(cell, &mut |each| judge.cell(stories, *length, facts, samples, each));
+            if let Some(code) = run.stopped(judged)? {
+                return Ok(code);
             }
         }
     }
-    if run.judged == 0
-        && let Some(out) = &args.out
-    {
-        crate::say(format_args!("nothing left to judge: all of it is in {}", out.display()))?;
+    run.finish()
+}
+
+/// Judges samples that were made elsewhere.
+fn run_file(args: &EvalArgs, file: &Path) -> Result<ExitCode> {
+    let own = &args.babilong;
+    let (tokenizer, missing) = own.tokenizer(&args.model)?;
+    let babilong = Babilong::new(Arc::new(Books::none(Arc::new(tokenizer))))?;
+    let otherwise = (only("--questions", own.questions.as_deref())?, only("--lengths", own.lengths.as_deref())?);
+    let given = given::read(&babilong, file, otherwise, args.samples)?;
+    let model = args.device.open_weights(&args.model)?;
+    babilong.tokenizer().expect_fits(model.sizes().vocab, &missing)?;
+    let stop = stop_on_signals()?;
+    let mut run = Run::new(args, &model, &stop)?;
+    let mut judge = Judge::new(&model, &babilong, run.report.settings.batch)?;
+    for Given { task, length, samples } in &given {
+        let cell = Wanted { task: *task, length: *length, samples: samples.len() };
+        let judged = run.cell(cell, &mut |each| judge.given(*task, samples, each));
+        if let Some(code) = run.stopped(judged)? {
+            return Ok(code);
+        }
     }
-    Ok(ExitCode::SUCCESS)
+    run.finish()
+}
+
+/// The one thing that is named for a whole file, if any is.
+fn only<T: Copy>(option: &str, named: Option<&[T]>) -> Result<Option<T>> {
+    match named {
+        None => Ok(None),
+        Some([one]) => Ok(Some(*one)),
+        Some(several) => bail!("{option}: expected one for all of --file, got {}", several.len()),
+    }
 }
 
 impl BabilongArgs {
@@ -111,6 +138,7 @@ impl BabilongArgs {
             ("--simulated", self.sources.simulated),
             ("--without-facts", self.without_facts),
             ("--shuffled", self.shuffled),
+            ("--file", self.file.is_some()),
             ("--form", self.sources.form != Form::Mixed),
             ("--books", self.sources.books.is_some()),
             ("--babi", self.sources.babi.is_some()),
@@ -161,6 +189,7 @@ impl BabilongArgs {
                 _ => Facts::Told,
             },
             form: self.sources.form,
+            file: text(&self.file),
             books: text(&self.sources.books),
             babi: text(&self.sources.babi),
             bpe: text(&self.bpe),
@@ -178,20 +207,45 @@ struct Run<'a> {
     judged: usize,
 }
 
-impl Run<'_> {
+/// A cell that is wanted.
+struct Wanted {
+    task: Task,
+    length: Length,
+    samples: usize,
+}
+
+/// Judges a cell, telling how far it is.
+type Judging<'j> = dyn FnMut(&mut dyn FnMut(CellProgress) -> ControlFlow<()>) -> armt_lab::Result<Vec<Answered>> + 'j;
+
+impl<'a> Run<'a> {
+    /// Goes on with the report that is there, or begins one.
+    fn new(args: &'a EvalArgs, model: &Model, stop: &'a AtomicBool) -> Result<Self> {
+        let settings = args.babilong.settings(args, model)?;
+        let found = match &args.out {
+            Some(out) => Report::resume(out, &settings)?,
+            None => None,
+        };
+        let mut report = found.unwrap_or_else(|| Report::new(None, settings));
+        report.name = args.name.clone().or(report.name);
+        if let Some(folder) = &args.babilong.csv {
+            std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+        }
+        Ok(Run { args, report, stop, shown: 0, judged: 0 })
+    }
+
     /// Judges a cell that is not in the report yet with so many samples, or whose answers are to be written and are not, and keeps it.
-    fn cell(&mut self, judge: &mut Judge<'_>, stories: &Stories, length: Length) -> Result<()> {
-        let task = stories.task();
+    fn cell(&mut self, wanted: Wanted, judging: &mut Judging<'_>) -> Result<()> {
+        let Wanted { task, length, samples } = wanted;
         let answers = self.args.babilong.csv.as_deref().filter(|folder| !csv::file(folder, task, length).exists());
-        let known = self.report.cell(task, length).filter(|c| answers.is_none() && c.samples >= self.samples()).cloned();
+        let known = self.report.cell(task, length).filter(|c| answers.is_none() && c.samples >= samples).cloned();
         let cell = match known {
             Some(cell) => cell,
             None => {
-                let answered = self.judge(judge, stories, length)?;
+                let answered = self.judge(&wanted, judging)?;
                 if let Some(folder) = &self.args.babilong.csv {
                     csv::write(folder, task, length, &answered)?;
                 }
-                let cell = count(stories, length, &answered, self.report.settings.label_match);
+                let cell = count(task, length, &answered, self.report.settings.label_match);
                 match self.args.out.as_deref() {
                     Some(out) => self.report.add(cell.clone(), out)?,
                     None => self.report.put(cell.clone()),
@@ -204,17 +258,13 @@ impl Run<'_> {
         show(&cell, self.shown == 1)
     }
 
-    fn samples(&self) -> usize {
-        self.args.samples.unwrap_or(SAMPLES)
-    }
-
-    fn judge(&self, judge: &mut Judge<'_>, stories: &Stories, length: Length) -> Result<Vec<Answered>> {
-        let (samples, facts) = (self.samples(), self.report.settings.facts);
+    fn judge(&self, wanted: &Wanted, judging: &mut Judging<'_>) -> Result<Vec<Answered>> {
+        let Wanted { task, length, samples } = wanted;
         // What the facts of 0k take is not known beforehand: there, samples are counted.
-        let tokens = (length.0 as u64).saturating_mul(samples as u64);
-        let mut meter = Meter::new(Some(if tokens > 0 { tokens } else { samples as u64 }), 0);
-        let answered = judge.cell(stories, length, facts, samples, &mut |progress| {
-            meter.label(format!("{} {length}, {} of {samples} answered: ", stories.task(), progress.samples));
+        let tokens = (length.0 as u64).saturating_mul(*samples as u64);
+        let mut meter = Meter::new(Some(if tokens > 0 { tokens } else { *samples as u64 }), 0);
+        let answered = judging(&mut |progress| {
+            meter.label(format!("{task} {length}, {} of {samples} answered: ", progress.samples));
             meter.show(progress.tokens, if tokens > 0 { progress.tokens } else { progress.samples as u64 });
             if self.stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
@@ -222,8 +272,22 @@ impl Run<'_> {
         Ok(answered?)
     }
 
-    /// Says what was kept and how to go on.
-    fn stopped(&self) -> Result<ExitCode> {
+    /// Says so where there was nothing left to do.
+    fn finish(&self) -> Result<ExitCode> {
+        if self.judged == 0
+            && let Some(out) = &self.args.out
+        {
+            crate::say(format_args!("nothing left to judge: all of it is in {}", out.display()))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Where a cell was interrupted: says what was kept and how to go on, and gives the code to end with.
+    fn stopped(&self, judged: Result<()>) -> Result<Option<ExitCode>> {
+        match judged {
+            Err(error) if matches!(error.downcast_ref(), Some(armt_lab::Error::Interrupted)) => {}
+            other => return other.map(|()| None),
+        }
         match &self.args.out {
             Some(out) if !self.report.cells.is_empty() => {
                 let cells = self.report.cells.len();
@@ -235,7 +299,7 @@ impl Run<'_> {
             }
             _ => crate::say(format_args!("stopped; nothing was kept"))?,
         }
-        Ok(ExitCode::from(130))
+        Ok(Some(ExitCode::from(130)))
     }
 }
 

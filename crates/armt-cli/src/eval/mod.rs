@@ -19,6 +19,7 @@ Examples:
   armt eval runs/babilong --task babilong --questions qa1,qa2 --lengths 0k,4k,128k,1M --samples 100 --out armt.json
   armt eval runs/babilong --task babilong --lengths 16k --label-match --csv answers --out labels.json
   armt eval runs/babilong --task babilong --lengths 16k --without-facts --out chance.json
+  armt eval runs/babilong --task babilong --file samples.jsonl --out given.json
 
 remember and rewrite: a text is N pairs of a key and a value, one a segment, and then a key: the answer is right if the whole value is.
 Stored pairs are those that a memory would need to answer as often if it guessed all others.

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use armt_lab::eval::interval::wilson;
 use armt_lab::eval::retrieval::{Point, Report, curve};
 use armt_lab::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
 use armt_lab::train::run_folder::trained_pairs;
@@ -124,9 +125,11 @@ impl RetrievalArgs {
 /// A line of the table, after its head if it is the first.
 fn show(point: &Point, first: bool) -> Result<()> {
     if first {
-        crate::say(format_args!("{:>8} {:>12} {:>13}", "pairs", "exact match", "stored pairs"))?;
+        crate::say(format_args!("{:>8} {:>12} {:>15} {:>13}", "pairs", "exact match", "95 %", "stored pairs"))?;
     }
-    crate::say(format_args!("{:>8} {:>12.4} {:>13.1}", point.pairs, point.exact_match, point.stored))
+    let (low, high) = wilson(point.exact_match, point.samples);
+    let between = format!("{low:.3} to {high:.3}");
+    crate::say(format_args!("{:>8} {:>12.4} {between:>15} {:>13.1}", point.pairs, point.exact_match, point.stored))
 }
 
 /// Counts segments, hidden where there is no terminal: the table's lines are progress enough there.

@@ -1,11 +1,12 @@
 //! BABILong reports as pictures and as a table: tasks by lengths, and accuracy over the length.
 //!
-//! Reports of one name are seeds of one model: a cell is their mean, in curves and in the table with the least and the most. The mean of the tasks is the
-//! benchmark's headline; it stands only where each of a model's tasks was judged.
+//! Reports of one name are seeds of one model: a cell is their mean, in curves and in the table with the least and the most. Of a single seed the table has
+//! the 95 % interval. The mean of the tasks is the benchmark's headline; it stands only where each of a model's tasks was judged.
 
 use super::{Cell, Report};
 use crate::error::{Error, Result};
 use crate::eval::heat::HeatMap;
+use crate::eval::interval::wilson;
 use crate::eval::plot::{Mark, Plot, Scale, Series};
 use crate::tasks::babi::Task;
 use crate::tasks::babilong::Length;
@@ -85,6 +86,13 @@ impl Judged {
         let mut shares: Vec<f64> = cells.filter_map(|c| self.measure.of(c)).collect();
         shares.sort_by(f64::total_cmp);
         shares
+    }
+
+    /// Samples of the one cell of a task and length, where there is one only.
+    fn samples(&self, task: Task, length: Length) -> Option<usize> {
+        let mut cells = self.cells().filter(|c| (c.task, c.length) == (task, length));
+        let first = cells.next()?;
+        cells.next().is_none().then_some(first.samples)
     }
 
     /// Their mean; `None` where there is none.
@@ -171,34 +179,45 @@ pub fn curves(models: &[Judged]) -> Plot {
     }
 }
 
-/// A table in Markdown, in per cent: a row for each task of each model and for their mean, a column for each length. Of several seeds the
-/// mean, with the least and the most.
+/// A table in Markdown, in per cent: a row for each task of each model and for their mean, a column for each length, and the form of the
+/// contexts. Of several seeds the mean, with the least and the most; of one its 95 % interval, in brackets.
 pub fn table(models: &[Judged]) -> String {
     let lengths = sorted(models.iter().flat_map(Judged::cells).map(|c| c.length));
     let percent = |share: f64| format!("{:.1}", 100.0 * share);
-    let text = |shares: Vec<f64>| match (mean(&shares).map(percent), &shares[..]) {
-        (None, _) => "-".into(),
-        (Some(mean), [least, .., most]) if least < most => format!("{mean} ({} to {})", percent(*least), percent(*most)),
-        (Some(mean), _) => mean,
+    let text = |(shares, samples): (Vec<f64>, Option<usize>)| match (mean(&shares), &shares[..], samples) {
+        (None, ..) => "-".into(),
+        (Some(mean), [least, .., most], _) if least < most => {
+            format!("{} ({} to {})", percent(mean), percent(*least), percent(*most))
+        }
+        (Some(share), [_], Some(samples)) => {
+            let (low, high) = wilson(share, samples);
+            format!("{} [{}, {}]", percent(share), percent(low), percent(high))
+        }
+        (Some(mean), ..) => percent(mean),
     };
     let label = models.first().map_or("", |m| m.measure.label());
-    let mut lines = vec![vec![format!("{label} in %, tokens"), "task".into()]];
+    let mut lines = vec![vec![format!("{label} in %, tokens"), "task".into(), "form".into()]];
     lines[0].extend(lengths.iter().map(Length::to_string));
     lines[0].extend(["samples".into(), "seeds".into()]);
     lines.push(vec!["---".into(); lines[0].len()]);
     for model in models {
-        let mut row = |task: String, of: &[&Report], shares: Vec<Vec<f64>>| {
+        let mut row = |task: String, of: &[&Report], shares: Vec<(Vec<f64>, Option<usize>)>| {
+            // Whoever made a file of samples knows its form.
+            let form = |r: &&Report| r.settings.file.as_ref().map_or(r.settings.form.to_string(), |_| "of a file".into());
+            let mut forms: Vec<String> = of.iter().map(form).collect();
+            forms.dedup();
             let samples = sorted(of.iter().flat_map(|r| &r.cells).map(|c| c.samples));
             let ends = [samples.iter().map(usize::to_string).collect::<Vec<_>>().join(", "), of.len().to_string()];
             let shares = shares.into_iter().map(text);
-            lines.push([model.name.replace('|', "\\|"), task].into_iter().chain(shares).chain(ends).collect());
+            lines.push([model.name.replace('|', "\\|"), task, forms.join(", ")].into_iter().chain(shares).chain(ends).collect());
         };
         for task in model.tasks() {
             let of: Vec<&Report> = model.reports.iter().filter(|r| r.cells.iter().any(|c| c.task == task)).collect();
-            row(task.to_string(), &of, lengths.iter().map(|l| model.shares(task, *l)).collect());
+            row(task.to_string(), &of, lengths.iter().map(|l| (model.shares(task, *l), model.samples(task, *l))).collect());
         }
         if let Some(means) = model.mean_row(&lengths) {
-            row(MEAN.into(), &model.reports.iter().collect::<Vec<_>>(), means);
+            // Tasks differ: their mean has no interval of this kind.
+            row(MEAN.into(), &model.reports.iter().collect::<Vec<_>>(), means.into_iter().map(|m| (m, None)).collect());
         }
     }
     lines.iter().map(|cells| format!("| {} |\n", cells.join(" | "))).collect()

@@ -20,6 +20,7 @@ pub use self::report::{Cell, Report, ReportTask, Settings, is_report};
 
 use self::metric::{exact_match, label_match};
 use crate::error::{Error, Result};
+use crate::tasks::babi::Task;
 use crate::tasks::babilong::{Babilong, Facts, Length, Sample, Stories};
 use armt::State;
 use armt::generate::{Options, generate};
@@ -96,19 +97,43 @@ impl<'m> Judge<'m> {
         while answers.len() < samples {
             let numbers = answers.len()..samples.min(answers.len() + self.batch);
             let drawn = numbers.map(|n| self.babilong.draw_as(stories, length, n as u64, facts)).collect::<Result<Vec<_>>>()?;
-            let texts = self.answer(&drawn, &mut |tokens| each(CellProgress { tokens: before.tokens + tokens, ..before }))?;
-            for (Sample { story, .. }, output) in drawn.iter().zip(texts) {
-                let (question, target) = (story.question.text.clone(), story.question.answer.clone());
-                let (exact, label) = (exact_match(&target, &output), label_match(stories.task(), &target, &output, &question));
-                answers.push(Answered { target, output, question, exact, label });
-            }
-            before.samples = answers.len();
-            before.tokens += drawn.iter().map(|s| s.length() as u64).sum::<u64>();
-            if each(before).is_break() {
-                return Err(Error::Interrupted);
-            }
+            answers.extend(self.part(stories.task(), &drawn, &mut before, each)?);
         }
         Ok(answers)
+    }
+
+    /// The answers to samples that are there already, as [`Judge::cell`] gives them.
+    pub fn given(
+        &mut self,
+        task: Task,
+        samples: &[Sample],
+        each: &mut dyn FnMut(CellProgress) -> ControlFlow<()>,
+    ) -> Result<Vec<Answered>> {
+        let (mut answers, mut before) = (Vec::new(), CellProgress::default());
+        for part in samples.chunks(self.batch) {
+            answers.extend(self.part(task, part, &mut before, each)?);
+        }
+        Ok(answers)
+    }
+
+    /// The answers to samples that are read side by side, after those that `before` counts.
+    fn part(
+        &mut self,
+        task: Task,
+        samples: &[Sample],
+        before: &mut CellProgress,
+        each: &mut dyn FnMut(CellProgress) -> ControlFlow<()>,
+    ) -> Result<Vec<Answered>> {
+        let so_far = *before;
+        let texts = self.answer(samples, &mut |tokens| each(CellProgress { tokens: so_far.tokens + tokens, ..so_far }))?;
+        let answered = samples.iter().zip(texts).map(|(Sample { story, .. }, output)| {
+            let (question, target) = (story.question.text.clone(), story.question.answer.clone());
+            let (exact, label) = (exact_match(&target, &output), label_match(task, &target, &output, &question));
+            Answered { target, output, question, exact, label }
+        });
+        before.samples += samples.len();
+        before.tokens += samples.iter().map(|s| s.length() as u64).sum::<u64>();
+        if each(*before).is_break() { Err(Error::Interrupted) } else { Ok(answered.collect()) }
     }
 
     /// What the model answers to some samples. Those whose contexts have as many whole segments are read side by side, and of these
@@ -170,10 +195,10 @@ impl<'m> Judge<'m> {
 }
 
 /// A cell's shares.
-pub fn count(stories: &Stories, length: Length, answers: &[Answered], label_match: bool) -> Cell {
+pub fn count(task: Task, length: Length, answers: &[Answered], label_match: bool) -> Cell {
     let share = |right: fn(&Answered) -> bool| answers.iter().filter(|a| right(a)).count() as f64 / answers.len().max(1) as f64;
     Cell {
-        task: stories.task(),
+        task,
         length,
         samples: answers.len(),
         exact_match: share(|a| a.exact),

@@ -53,6 +53,9 @@ pub struct Settings {
     /// How contexts were written; reports from before there were forms had the mixed one.
     #[serde(default)]
     pub form: Form,
+    /// File of samples that were made elsewhere, where they were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
     /// Folders of books, stories and tokenizer, where they are not the project's or the model's.
     pub books: Option<String>,
     /// See `books`.

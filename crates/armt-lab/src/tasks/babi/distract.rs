@@ -71,7 +71,7 @@ const OF_OBJECTS: [&str; 10] = [
     "W dreamed of the O and of the P.",
     "V wondered who had the O.",
     "W would rather have the O than anything in the P.",
-    "Nobody gave the O to W.",
+    "Nobody had given the O to W.",
     "Nobody took the O, though V had feared it.",
     "It was not V who gave the O to W.",
     "W had seen an O like that once, in the P.",

@@ -66,6 +66,11 @@ impl Books {
         Ok(Books { tokenizer, form, files, slots, kept: Mutex::default(), limit: KEPT })
     }
 
+    /// No books: whatever needs background is refused.
+    pub fn none(tokenizer: Arc<Tokenizer>) -> Self {
+        Books { tokenizer, form: Form::default(), files: Vec::new(), slots: Vec::new(), kept: Mutex::default(), limit: KEPT }
+    }
+
     /// The books, in their order.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
@@ -182,6 +187,9 @@ impl Reading {
 
 /// A book and a sentence of it, each like any other.
 fn start(books: &Books, random: &mut Random) -> Result<(Arc<Book>, usize)> {
+    if books.files.is_empty() {
+        return Err(Error::input("books to take background from", "none"));
+    }
     let book = books.book(random.below(books.files.len()))?;
     let sentence = random.below(book.ends.len());
     Ok((book, sentence))

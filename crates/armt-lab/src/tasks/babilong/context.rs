@@ -11,7 +11,8 @@ use super::books::Reading;
 pub struct Context {
     /// Each fact and its gap, ascending.
     facts: Vec<(usize, Arc<[i32]>)>,
-    reading: Reading,
+    /// Nothing where there is no background.
+    reading: Option<Reading>,
     /// Facts that were given.
     told: usize,
     /// Sentences of background that were given.
@@ -50,7 +51,7 @@ impl<'c> Piece<'c> {
 }
 
 impl Context {
-    pub(super) fn new(facts: Vec<(usize, Arc<[i32]>)>, background: usize, reading: Reading) -> Self {
+    pub(super) fn new(facts: Vec<(usize, Arc<[i32]>)>, background: usize, reading: Option<Reading>) -> Self {
         let current = Current::Background;
         Context { facts, reading, told: 0, sentences: 0, left: background, current, size: 0, given: 0, failed: false }
     }
@@ -64,8 +65,13 @@ impl Context {
         let from = std::mem::replace(&mut self.given, self.size);
         Ok(Some(match self.current {
             Current::Fact(i) => Piece::Fact(&self.facts[i].1[from..]),
-            Current::Background => Piece::Background(&self.reading.sentence()[from..self.size]),
+            Current::Background => Piece::Background(&self.sentence()[from..self.size]),
         }))
+    }
+
+    /// The sentence of background that was taken last.
+    fn sentence(&self) -> &[i32] {
+        self.reading.as_ref().map(Reading::sentence).unwrap_or_default()
     }
 
     /// Goes on to the next piece; `false` at the end.
@@ -74,8 +80,8 @@ impl Context {
         if let Some((_, fact)) = here {
             (self.current, self.size) = (Current::Fact(self.told), fact.len());
             self.told += 1;
-        } else if self.left > 0 {
-            self.size = self.reading.advance()?.min(self.left);
+        } else if let Some(reading) = self.reading.as_mut().filter(|_| self.left > 0) {
+            self.size = reading.advance()?.min(self.left);
             self.current = Current::Background;
             self.left -= self.size;
             self.sentences += 1;
@@ -106,7 +112,7 @@ impl Iterator for Context {
         }
         let token = match self.current {
             Current::Fact(i) => self.facts[i].1[self.given],
-            Current::Background => self.reading.sentence()[self.given],
+            Current::Background => self.sentence()[self.given],
         };
         self.given += 1;
         Some(Ok(token))

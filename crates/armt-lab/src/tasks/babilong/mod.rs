@@ -12,6 +12,7 @@
 mod books;
 mod context;
 mod form;
+pub mod given;
 pub mod json;
 mod places;
 mod stories;
@@ -140,8 +141,8 @@ pub struct Sample {
     gaps: Vec<usize>,
     /// Tokens of background.
     background: usize,
-    /// Before the first sentence of background.
-    reading: Reading,
+    /// Before the first sentence of background; nothing where there is none.
+    reading: Option<Reading>,
 }
 
 impl Babilong {
@@ -226,6 +227,13 @@ impl Babilong {
         Err(Error::input(format!("length {length}"), expected, format!("too little for any of {ATTEMPTS} stories")))
     }
 
+    /// A question about a text that is given whole.
+    fn as_given(&self, story: babi::Sample, text: &str) -> Result<Sample> {
+        let prompt = self.prompt(&story.question)?;
+        let facts = vec![self.tokenizer().encode(text)?.into()];
+        Ok(Sample { story, prompt, facts, gaps: vec![0], background: 0, reading: None })
+    }
+
     fn facts(&self, story: &babi::Sample) -> Result<Vec<Arc<[i32]>>> {
         let before = self.books.form().before_fact();
         story.facts.iter().map(|f| self.encode(&format!("{before}{f}"))).collect()
@@ -260,7 +268,7 @@ impl Babilong {
         let mut draw = || if few.is_empty() { random.below(sentences + 1) } else { few[random.below(few.len())] };
         let mut gaps: Vec<usize> = facts.iter().map(|_| draw()).collect();
         gaps.sort_unstable();
-        Ok(Sample { story, prompt, facts, gaps, background, reading })
+        Ok(Sample { story, prompt, facts, gaps, background, reading: Some(reading) })
     }
 }
 
