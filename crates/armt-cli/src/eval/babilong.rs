@@ -109,6 +109,7 @@ fn run_file(args: &EvalArgs, file: &Path) -> Result<ExitCode> {
     let stop = stop_on_signals()?;
     let mut run = Run::new(args, &model, &stop)?;
     let mut judge = Judge::new(&model, &babilong, run.report.settings.batch)?;
+    judge.stop_on(stop.clone());
     for Given { task, length, samples } in &given {
         let cell = Wanted { task: *task, length: *length, samples: samples.len() };
         let judged = run.cell(cell, &mut |each| judge.given(*task, samples, each));

@@ -5,7 +5,7 @@
 //! the best weights of the stage before, as in the authors' scripts.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Not};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Instant;
@@ -52,10 +52,10 @@ pub struct RunProgress {
     /// Validations since then.
     pub waited: u64,
     /// The step has a validation that was not made yet.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Not::not")]
     pub due: bool,
     /// The stage has ended: by its last step, by what was reached, or because nothing was gained.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Not::not")]
     pub over: bool,
 }
 

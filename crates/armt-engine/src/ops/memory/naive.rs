@@ -39,7 +39,7 @@ pub fn dot(x: &[f64], y: &[f64]) -> f64 {
     x.iter().zip(y).map(|(x, y)| x * y).sum()
 }
 
-/// phi(x) = [r * roll(r, 1), .., r * roll(r, nu)] with r = relu([x, -x]) and roll(r, j)[i] = r[i - j], cyclic.
+/// phi(x) = [r * roll(r, 1), .., r * roll(r, nu)] with r = relu([x, -x]) and `roll(r, j)[i] = r[i - j]`, cyclic.
 pub fn dpfp(x: &[f64], nu: usize) -> Vec<f64> {
     let r: Vec<f64> = x.iter().map(|x| x.max(0.0)).chain(x.iter().map(|x| (-x).max(0.0))).collect();
     let width = r.len();
