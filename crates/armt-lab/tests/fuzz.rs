@@ -5,7 +5,6 @@
 #[path = "../../armt/tests/support/damage.rs"]
 mod damage;
 #[path = "../../armt/tests/support/tiny_gpt2.rs"]
-#[allow(dead_code)] // only its tokenizer is used
 mod tiny_gpt2;
 
 use std::ops::ControlFlow;
