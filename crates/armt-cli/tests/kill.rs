@@ -5,7 +5,6 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
-#[allow(dead_code)] // nothing here must fail
 mod support;
 
 use std::path::Path;
