@@ -6,7 +6,6 @@
 mod damage;
 mod small;
 #[path = "support/tiny_gpt2.rs"]
-#[allow(dead_code)] // only its tokenizer is used
 mod tiny_gpt2;
 
 use std::path::PathBuf;
