@@ -166,6 +166,11 @@ fn a_tokenizer_that_is_cut_anywhere_is_refused() {
     for end in 0..PARTS.len() {
         assert!(Tokenizer::from_json(&PARTS.as_bytes()[..end]).is_err(), "{end}");
     }
+    // A number that nothing should be made as large as.
+    for number in ["16777216", "4294967295"] {
+        let error = Tokenizer::from_json(PARTS.replace(r#""b":1,"#, &format!(r#""b":{number},"#)).as_bytes()).err();
+        assert!(error.is_some_and(|e| e.to_string().contains(number)), "{number}");
+    }
     // Whole JSON in which a part lacks something.
     for (part, without) in [(r#""decoder":{"type":"Sequence","#, r#""decoder":{"#), (r#"{"type":"ByteFallback"}"#, "{}")] {
         assert!(PARTS.contains(part));

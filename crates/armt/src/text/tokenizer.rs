@@ -28,6 +28,9 @@ pub struct Tokenizer {
     vocabulary: Option<Vocabulary>,
 }
 
+/// More tokens than any tokenizer has. Numbers beyond it are damage, and tables by number would fill the machine.
+const MOST_TOKENS: usize = 1 << 24;
+
 /// What becomes of the space at which a text is cut in two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Joint {
@@ -181,6 +184,10 @@ impl Tokenizer {
         inner.with_truncation(None).map_err(|e| Error::Tokenizer(e.to_string()))?;
         inner.with_padding(None);
         let mut tokenizer = Tokenizer { inner, joint: Joint::None, vocabulary: None };
+        let tokens = tokenizer.all();
+        if tokens > MOST_TOKENS {
+            return Err(Error::Tokenizer(format!("expected tokens below {MOST_TOKENS}, got {}", tokens - 1)));
+        }
         for joint in [Joint::Drop, Joint::Keep] {
             if tokenizer.holds(joint)? {
                 tokenizer.joint = joint;
