@@ -131,6 +131,8 @@ impl Config {
         expect_room("backbone: positions by width", &[rows, a.width, number])?;
         expect_room("backbone: layers by width by width", &[a.layers, a.width, a.width, number])?;
         expect_room("backbone: layers by width by inner width", &[a.layers, a.width, a.inner, number])?;
+        let heads = a.heads.query.saturating_add(a.heads.key.saturating_mul(2));
+        expect_room("backbone: layers by width by heads", &[a.layers, a.width, heads, a.heads.size, number])?;
         expect_room("memory.tokens", &[around, a.width, number])?;
         Ok(expect_room("segment_size", &[self.segment_size.saturating_add(around), a.width, number])?)
     }

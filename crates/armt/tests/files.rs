@@ -427,6 +427,16 @@ fn configurations_that_cannot_be_are_refused_by_key() {
     let mut layers = base();
     layers.memory = Associative { memory_layers: Some(vec![2]), ..Associative::new(2, 4) }.into();
     refused(layers, "memory_layers");
+    // Sizes whose products are no number any more.
+    let most = 9_223_372_036_854_775_807_u64;
+    refused(with("n_embd", most.into()), "width");
+    refused(with("n_layer", most.into()), "layers");
+    let mut keys = base();
+    keys.memory = Associative::new(2, most as usize).into();
+    refused(keys, "d_mem");
+    let mut heads = small::config("llama", 2, memories().remove(0), 4, Alignment::Left);
+    heads.backbone["head_dim"] = (most - 1).into();
+    refused(heads, "heads");
     let dir = tempfile::tempdir().unwrap();
     let mut value = serde_json::to_value(base()).unwrap();
     value["segmentsize"] = 4.into();

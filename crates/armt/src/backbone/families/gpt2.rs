@@ -35,7 +35,7 @@ fn architecture(r: &Fields<'_>) -> Result<Architecture> {
         width,
         layers: r.size("n_layer")?,
         heads: heads_of(width, heads, heads, None)?,
-        inner: r.size_or("n_inner", 4 * width)?,
+        inner: r.size_or("n_inner", width.saturating_mul(4))?,
         norm: Norm::Layer,
         eps: r.number_or("layer_norm_epsilon", 1e-5)? as f32,
         positions: Positions::Learned(r.size("n_positions")?),
