@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use armt::State;
+use armt::Session;
 use armt::reader::End;
-use armt::text::{Counts, Source};
+use armt::text::Source;
 use clap::Args;
 
 use crate::device::{DeviceArgs, expect_model};
@@ -23,9 +23,13 @@ Examples:
   armt read gpt2-armt war-and-peace.txt --memory war.mem
   zcat wiki.txt.gz | armt read gpt2-armt - --memory wiki.mem
   armt read gpt2-armt war-and-peace.txt --memory war.mem --resume
+  armt read gpt2-armt anna-karenina.txt --memory war.mem --append --new-document
 
-Ctrl-C saves what was read so far. To go on, or to add texts to a memory, give all its texts again in their order with
---resume: what the memory already holds is passed over.";
+Files are one text, as `cat` would join them, unless --new-document sets them apart. --append goes on where the memory's text ended,
+within a word too, and needs nothing of what was read before.
+
+Ctrl-C saves what was read so far. To go on, give the same texts with --resume: what the memory already holds is passed over. Where a text
+was to be appended, Ctrl-C leaves the memory as it was.";
 
 /// What a shell sees of a command ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;
@@ -41,9 +45,16 @@ pub struct ReadArgs {
     /// File to keep the memory in.
     #[arg(long, value_name = "OUT")]
     memory: PathBuf,
-    /// Go on from the memory in OUT, passing over the tokens it has read.
+    /// Go on with a reading that was interrupted: the same texts, of which what the memory in OUT holds is passed over.
     #[arg(long, conflicts_with = "force")]
     resume: bool,
+    /// Add the texts to the memory in OUT.
+    #[arg(long, conflicts_with_all = ["force", "resume"])]
+    append: bool,
+    /// Each file is a document of its own: it begins a segment, and no word spans two. With --append the first is set apart from what the
+    /// memory holds too.
+    #[arg(long)]
+    new_document: bool,
     /// Overwrite OUT.
     #[arg(long)]
     force: bool,
@@ -53,59 +64,64 @@ pub struct ReadArgs {
 
 pub fn run(args: &ReadArgs) -> Result<ExitCode> {
     args.check()?;
-    let sources = args.sources()?;
-    let total = sources.iter().map(Source::bytes).sum::<Option<u64>>();
+    let documents = args.documents()?;
+    let total = documents.iter().flatten().map(Source::bytes).sum::<Option<u64>>();
     let mut session = args.device.open_session(&args.model)?;
-    if args.resume {
+    if args.resume || args.append {
         session.load(&args.memory)?;
     }
-    let before = session.state().clone();
-
+    let before = session.fork();
     let stop = Arc::new(AtomicBool::new(false));
     listen(stop.clone())?;
-    let mut reading = session.reading(sources, stop.clone())?;
-    let counts = reading.counts();
-    if args.resume {
-        crate::note(format_args!("passing over {} tokens that the memory has read", thousands(before.tokens_read())));
-        let mut meter = Meter::new(None, 0);
-        let skipped = reading.skip(&mut |passed| meter.show(passed, 0));
-        meter.finish();
-        match skipped {
-            Err(armt::Error::Interrupted) => return args.stopped(&before, None),
-            other => other?,
-        }
-    }
-    let started = Instant::now();
-    let mut meter = Meter::new(total, counts.bytes());
-    let end = reading.run(&mut |progress| {
-        meter.show(progress.tokens - before.tokens_read(), counts.bytes());
-        if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    });
-    meter.finish();
-    session.set_state(reading.into_state())?;
-    let state = session.state();
-    if state.tokens_read() == before.tokens_read() {
+    let mut done = Done::default();
+    let end = args.read_documents(&mut session, documents, total, &stop, &mut done);
+    let unchanged = (session.state().counts(), session.state().tails()) == (before.state().counts(), before.state().tails());
+    if unchanged {
         // Nothing new: no file is written, so a failed command leaves none behind.
         return match end? {
             End::Finished => {
-                crate::say(format_args!("nothing left to read: the memory has all {} tokens", thousands(before.tokens_read())))?;
+                crate::say(format_args!("nothing left to read: the memory has all {} tokens", thousands(before.tokens_read()?)))?;
                 Ok(ExitCode::SUCCESS)
             }
             End::Stopped => args.stopped(&before, None),
         };
     }
+    if args.append && !matches!(end, Ok(End::Finished)) {
+        // A part of a text could not be gone on with.
+        return match end {
+            Ok(_) => {
+                crate::say(format_args!("stopped: {} is as it was, and the same command begins again", args.memory.display()))?;
+                Ok(ExitCode::from(INTERRUPTED))
+            }
+            Err(error) => Err(error).with_context(|| format!("{} is as it was: reading failed", args.memory.display())),
+        };
+    }
     session.save(&args.memory)?;
-    let summary = summary(&before, state, started.elapsed(), &args.memory, &counts);
+    let summary = args.summary(&before, &session, &done)?;
     match end {
         Ok(End::Finished) => {
             crate::say(format_args!("{summary}"))?;
             Ok(ExitCode::SUCCESS)
         }
-        Ok(End::Stopped) => args.stopped(state, Some(&summary)),
+        Ok(End::Stopped) => args.stopped(&session, Some(&summary)),
         Err(error) => Err(error).with_context(|| {
-            format!("{}: saved after {} tokens, when reading failed", args.memory.display(), thousands(state.tokens_read()))
+            format!(
+                "{}: saved after {} tokens, when reading failed",
+                args.memory.display(),
+                thousands(session.state().tokens_read())
+            )
         }),
     }
+}
+
+/// What the documents so far had and took.
+#[derive(Default)]
+struct Done {
+    bytes: u64,
+    /// Bytes that were no UTF-8.
+    replaced: u64,
+    /// Without what was passed over.
+    seconds: f64,
 }
 
 impl ReadArgs {
@@ -113,11 +129,12 @@ impl ReadArgs {
     fn check(&self) -> Result<()> {
         expect_model(&self.model)?;
         let out = &self.memory;
-        match (out.exists(), self.resume, self.force) {
+        let option = if self.append { "--append" } else { "--resume" };
+        match (out.exists(), self.resume || self.append, self.force) {
             (true, false, false) => {
-                bail!("{}: it exists already; --resume goes on from it, --force overwrites it", out.display())
+                bail!("{}: it exists already; --append adds to it, --resume goes on from it, --force overwrites it", out.display())
             }
-            (false, true, _) => bail!("{}: there is no such memory to go on from; leave out --resume", out.display()),
+            (false, true, _) => bail!("{}: there is no such memory to go on from; leave out {option}", out.display()),
             _ => {}
         }
         expect_place(out)?;
@@ -127,13 +144,90 @@ impl ReadArgs {
         Ok(())
     }
 
-    fn sources(&self) -> Result<Vec<Source>> {
+    /// What is read as one text each.
+    fn documents(&self) -> Result<Vec<Vec<Source>>> {
         let source = |path: &PathBuf| if is_stdin(path) { Ok(Source::stdin()) } else { Ok(Source::file(path)?) };
-        self.files.iter().map(source).collect()
+        let sources = self.files.iter().map(source).collect::<Result<Vec<_>>>()?;
+        Ok(if self.new_document { sources.into_iter().map(|source| vec![source]).collect() } else { vec![sources] })
+    }
+
+    /// Reads documents into a session. Whatever ends it, the session has what was read.
+    fn read_documents(
+        &self,
+        session: &mut Session,
+        documents: Vec<Vec<Source>>,
+        total: Option<u64>,
+        stop: &Arc<AtomicBool>,
+        done: &mut Done,
+    ) -> Result<End> {
+        let (last, held) = (documents.len() - 1, session.state().tokens_read());
+        let mut passing = None;
+        let mut resume = self.resume;
+        if resume {
+            crate::note(format_args!("passing over {} tokens that the memory has read", thousands(held)));
+        }
+        for (number, sources) in documents.into_iter().enumerate() {
+            if self.new_document && !resume && (self.append || number > 0) {
+                session.end_document()?;
+            }
+            let mut reading = match resume {
+                true => session.reading_again(sources, stop.clone())?,
+                false => session.reading(sources, stop.clone())?,
+            };
+            let counts = reading.counts();
+            if resume {
+                let passing = passing.get_or_insert(reading.passing()?);
+                let mut meter = Meter::new(None, 0);
+                let passed = reading.pass(passing, &mut |passed| meter.show(passed, 0));
+                meter.finish();
+                match passed {
+                    Err(armt::Error::Interrupted) => return Ok(End::Stopped),
+                    other => other?,
+                }
+                if !passing.is_over() && number < last {
+                    done.bytes += counts.bytes();
+                    continue;
+                }
+                reading.passed(passing)?;
+                resume = false;
+            }
+            let started = Instant::now();
+            let mut meter = Meter::new(total, done.bytes + counts.bytes());
+            let end = reading.run(&mut |progress| {
+                meter.show(progress.tokens - held, done.bytes + counts.bytes());
+                if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+            meter.finish();
+            done.seconds += started.elapsed().as_secs_f64();
+            done.bytes += counts.bytes();
+            done.replaced += counts.replaced();
+            session.set_state(reading.into_state()?)?;
+            if end? == End::Stopped {
+                return Ok(End::Stopped);
+            }
+        }
+        Ok(End::Finished)
+    }
+
+    /// What was read, how fast, and what there is now.
+    fn summary(&self, before: &Session, after: &Session, done: &Done) -> Result<String> {
+        let Done { seconds, replaced, .. } = *done;
+        let (all, tokens) = (after.tokens_read()?, after.tokens_read()?.saturating_sub(before.tokens_read()?));
+        let rate = thousands((tokens as f64 / seconds.max(1e-9)) as u64);
+        let size = bytes(std::fs::metadata(&self.memory).map_or(0, |m| m.len()));
+        let place = self.memory.display();
+        let mut line = format!("{} tokens read in {seconds:.1} s, {rate} tokens/s; {place} has {size}", thousands(tokens));
+        if before.tokens_read()? > 0 {
+            line += &format!(" and {} tokens in all", thousands(all));
+        }
+        if replaced > 0 {
+            line += &format!("; {} bytes were no UTF-8 and were read as U+FFFD", thousands(replaced));
+        }
+        Ok(line)
     }
 
     /// Says what was kept and how to go on.
-    fn stopped(&self, state: &State, summary: Option<&dyn Display>) -> Result<ExitCode> {
+    fn stopped(&self, session: &Session, summary: Option<&dyn Display>) -> Result<ExitCode> {
         match summary {
             Some(summary) => crate::say(format_args!("stopped: {summary}"))?,
             None => crate::say(format_args!("stopped before anything new was read"))?,
@@ -143,7 +237,12 @@ impl ReadArgs {
         command.extend(self.files.iter().map(|f| quoted(f)));
         command.extend(["--memory".into(), quoted(&self.memory)]);
         command.extend(self.device.arguments());
-        if !state.is_empty() {
+        if self.new_document {
+            command.push("--new-document".into());
+        }
+        if self.append {
+            command.push("--append".into());
+        } else if !session.state().is_empty() {
             command.push("--resume".into());
         } else if self.force {
             command.push("--force".into());
@@ -173,26 +272,6 @@ fn listen(stop: Arc<AtomicBool>) -> Result<()> {
         crate::note(format_args!("\nstopping after the segments at hand; Ctrl-C again quits at once and saves nothing"));
     };
     ctrlc::set_handler(handler).context("Ctrl-C cannot be caught")
-}
-
-fn summary(before: &State, state: &State, time: Duration, memory: &Path, counts: &Counts) -> String {
-    let (tokens, segments) = (state.tokens_read() - before.tokens_read(), state.segments_read() - before.segments_read());
-    let seconds = time.as_secs_f64();
-    let rate = thousands((tokens as f64 / seconds.max(1e-9)) as u64);
-    let size = bytes(std::fs::metadata(memory).map_or(0, |m| m.len()));
-    let mut line = format!(
-        "{} tokens in {} segments read in {seconds:.1} s, {rate} tokens/s; {} has {size}",
-        thousands(tokens),
-        thousands(segments),
-        memory.display()
-    );
-    if !before.is_empty() {
-        line += &format!(" and {} tokens in all", thousands(state.tokens_read()));
-    }
-    if counts.replaced() > 0 {
-        line += &format!("; {} bytes were no UTF-8 and were read as U+FFFD", thousands(counts.replaced()));
-    }
-    line
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ fn a_model_is_converted_reads_a_text_and_answers() {
     let said = place.good("convert gpt2 model --kind associative --tokens 2 --d-mem 4 --segment 16");
     assert!(said.contains("parameters") && said.contains("of memory for each text"), "{said}");
     let said = place.good("read model text.txt --memory text.mem --device cpu");
-    assert!(said.contains("tokens in") && said.contains("tokens/s; text.mem has"), "{said}");
+    assert!(said.contains(" tokens read in ") && said.contains("tokens/s; text.mem has"), "{said}");
     let ask = "ask model --memory text.mem the --max-tokens 8 --device cpu";
     let first = place.good(ask);
     assert!(first.ends_with('\n'));
@@ -101,6 +101,39 @@ fn resuming_goes_on_where_the_memory_ended() {
     assert!(said.contains("expected the text that was read, got one that begins otherwise"), "{said}");
     assert!(read(&place.path("both.mem")) == before);
     assert!(place.bad("read model more.txt --memory none.mem --resume").contains("none.mem: there is no such memory"));
+}
+
+#[test]
+fn appending_in_pieces_gives_the_file_of_reading_at_once() {
+    let place = with_model();
+    let mut whole = read(&place.path("text.txt"));
+    whole.extend("Where is the café? It's over 1999 ".as_bytes());
+    std::fs::write(place.path("whole.txt"), &whole).unwrap();
+    place.good("read model whole.txt --memory whole.mem --device cpu");
+    // Within a word, and within a character.
+    let cuts = [0, 7, 4001, whole.len() - 18, whole.len()];
+    assert_eq!(whole[cuts[3] - 1], 0xc3);
+    for (i, ends) in cuts.windows(2).enumerate() {
+        std::fs::write(place.path("piece.txt"), &whole[ends[0]..ends[1]]).unwrap();
+        let said =
+            place.good(&format!("read model piece.txt --memory pieces.mem --device cpu {}", if i > 0 { "--append" } else { "" }));
+        assert_eq!(said.contains("tokens in all"), i > 0, "{said}");
+    }
+    assert!(read(&place.path("pieces.mem")) == read(&place.path("whole.mem")));
+    let ask = |memory: &str| place.good(&format!("ask model --memory {memory} the --max-tokens 8 --device cpu"));
+    assert_eq!(ask("pieces.mem"), ask("whole.mem"));
+
+    // Set apart, as files at once or one after the other.
+    place.good("read model whole.txt text.txt whole.txt --memory at-once.mem --device cpu --new-document");
+    place.good("read model whole.txt --memory apart.mem --device cpu");
+    place.good("read model text.txt whole.txt --memory apart.mem --device cpu --append --new-document");
+    assert!(read(&place.path("at-once.mem")) == read(&place.path("apart.mem")));
+    place.good("read model whole.txt text.txt whole.txt --memory joined.mem --device cpu");
+    assert!(read(&place.path("at-once.mem")) != read(&place.path("joined.mem")));
+    let said = place.good("read model whole.txt text.txt whole.txt --memory apart.mem --device cpu --resume --new-document");
+    assert!(said.contains("nothing left to read"), "{said}");
+    assert!(place.bad("read model text.txt --memory none.mem --append").contains("leave out --append"));
+    assert!(place.bad("read model text.txt --memory whole.mem").contains("--append adds to it"));
 }
 
 #[test]

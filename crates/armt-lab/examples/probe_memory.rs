@@ -31,7 +31,7 @@ fn main() -> Result<()> {
         let middle = tokens.len() / 2;
         tokens.splice(middle..middle, fact);
         reader.read(&mut tokens.into_iter().map(Ok), &mut |_| ControlFlow::Continue(()))?;
-        session.set_state(reader.state().clone())?;
+        session.set_state(reader.state()?)?;
 
         let after = matrices(session.state())?;
         let change = norm(after.iter().enumerate().map(|(i, a)| a - before.get(i).unwrap_or(&0.0)));

@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     session.read(text)?;
     let kept = format!("{text}.memory");
     session.save(&kept)?;
-    println!("{} tokens read; {kept} has what is left of them, {} bytes", session.state().tokens_read(), session.state().bytes());
+    println!("{} tokens read; {kept} has what is left of them, {} bytes", session.tokens_read()?, session.state().bytes());
     for question in questions {
         println!("{question} {}", session.ask(question)?);
     }

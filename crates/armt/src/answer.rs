@@ -9,10 +9,37 @@ use crate::segment::Batch;
 use crate::state::State;
 use crate::text::Tokenizer;
 
+/// What a model answers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answer {
+    /// The answer.
+    pub text: String,
+    /// Its tokens, and the one that ended it where one did.
+    pub tokens: Vec<AnswerToken>,
+}
+
+/// A token of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AnswerToken {
+    /// Its number.
+    pub token: i32,
+    /// What it adds to the text; nothing while a character is not whole, and where it ends the answer.
+    pub text: String,
+    /// How probable it was, of all tokens that could have come.
+    pub probability: f32,
+}
+
+impl Answer {
+    /// How probable the answer was: the product over its tokens.
+    pub fn probability(&self) -> f64 {
+        self.tokens.iter().map(|t| f64::from(t.probability)).product()
+    }
+}
+
 /// Answers a question from a memory: the question is the text that the model goes on with, and the memory is only read. `each` hears the
 /// answer as it comes and may end it. It also ends at the end token of the model or the tokenizer, and before any of the texts in `stop`.
 ///
-/// Gives the answer. A question without a token is an error.
+/// A question without a token is an error.
 pub fn answer(
     model: &Model,
     tokenizer: &Tokenizer,
@@ -21,7 +48,7 @@ pub fn answer(
     options: &Options,
     stop: &[String],
     each: &mut dyn FnMut(&str) -> ControlFlow<()>,
-) -> Result<String> {
+) -> Result<Answer> {
     let prompt = tokenizer.encode(question)?;
     if prompt.is_empty() {
         return Err(Error::input("a question", "nothing"));
@@ -29,14 +56,17 @@ pub fn answer(
     let mut options = options.clone();
     options.stop.extend(crate::text::end_tokens(&model.config().backbone).into_iter().chain(tokenizer.end_of_text()));
     let mut speech = tokenizer.speech();
-    let mut answer = Answer { text: String::new(), said: 0, stop };
-    let mut failure = None;
-    generate_until(model, &Batch { ids: prompt, texts: 1, mask: None }, state, &options, &mut |next| {
+    let mut answer = Speaking { text: String::new(), said: 0, stop };
+    let (mut failure, mut texts) = (None, Vec::new());
+    let said = generate_until(model, &Batch { ids: prompt, texts: 1, mask: None }, state, &options, &mut |next| {
         if options.stop.contains(&next[0]) {
             return ControlFlow::Break(());
         }
         match speech.say(next[0]) {
-            Ok(text) => answer.add(&text, each),
+            Ok(text) => {
+                texts.push(text.clone());
+                answer.add(&text, each)
+            }
             Err(error) => {
                 failure = Some(error);
                 ControlFlow::Break(())
@@ -48,17 +78,23 @@ pub fn answer(
     }
     // What was held back as the possible start of a stop text is none.
     let _ = answer.say(answer.text.len(), each);
-    Ok(answer.text)
+    let tokens = said.tokens[0].iter().zip(&said.probabilities[0]).enumerate();
+    let tokens = tokens.map(|(i, (token, probability))| AnswerToken {
+        token: *token,
+        text: texts.get(i).cloned().unwrap_or_default(),
+        probability: *probability,
+    });
+    Ok(Answer { text: answer.text, tokens: tokens.collect() })
 }
 
 /// An answer under way. The end of the text that could be the start of a stop text is held back.
-struct Answer<'s> {
+struct Speaking<'s> {
     text: String,
     said: usize,
     stop: &'s [String],
 }
 
-impl Answer<'_> {
+impl Speaking<'_> {
     fn add(&mut self, text: &str, each: &mut dyn FnMut(&str) -> ControlFlow<()>) -> ControlFlow<()> {
         self.text.push_str(text);
         let stops = self.stop.iter().filter(|s| !s.is_empty());
@@ -90,7 +126,7 @@ mod tests {
     fn a_stop_text_is_found_across_tokens_and_never_said() {
         let stop = ["\n\n".to_string(), "END".to_string()];
         let mut said = String::new();
-        let mut answer = Answer { text: String::new(), said: 0, stop: &stop };
+        let mut answer = Speaking { text: String::new(), said: 0, stop: &stop };
         let mut each = |s: &str| {
             said.push_str(s);
             ControlFlow::Continue(())

@@ -105,7 +105,7 @@ impl Fingerprint {
 
     /// Whose states the model's are, whatever tokenizes their texts.
     pub fn finish(&self) -> Owner {
-        Owner { model: self.second.finalize().to_string(), first: format!("{:016x}", self.first), tokenizer: None }
+        Owner { name: None, model: self.second.finalize().to_string(), first: format!("{:016x}", self.first), tokenizer: None }
     }
 }
 

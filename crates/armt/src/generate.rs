@@ -11,7 +11,8 @@ use armt_engine::Tape;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::random::Random;
-use crate::segment::{Batch, segment};
+use crate::reader::{Reader, Tokens, alike, closed};
+use crate::segment::{Alignment, Batch, segment};
 use crate::state::State;
 
 /// How the next token is picked.
@@ -57,13 +58,15 @@ impl Default for Options {
 pub struct Generated {
     /// New tokens of each text, a stop token included.
     pub tokens: Vec<Vec<i32>>,
+    /// The model's probability of each of them, whatever they were picked by.
+    pub probabilities: Vec<Vec<f32>>,
     /// Logits of each step, `[B, V]`, where they were asked for.
     pub logits: Vec<Vec<f32>>,
     /// The memory at the end: of everything but the last, unfinished segment.
     pub state: State,
 }
 
-/// Continues a batch of texts of equal length, from a state of what came before. `each` sees every step's new tokens, one for each text,
+/// Continues a batch of texts of equal length, from a state of what came before, the open ends of its texts included. `each` sees every step's new tokens, one for each text,
 /// as they come.
 pub fn generate(
     model: &Model,
@@ -93,22 +96,26 @@ pub fn generate_until(
     let mut pick = Picker::new(&options.sampling)?;
     let mut segments = model.segments(prompt)?;
     let Some(last) = segments.pop() else { return Err(Error::input("at least one token to go on from", "none")) };
-    let mut state = if segments.is_empty() { state.clone() } else { model.absorb(&segments, state)? };
+    let state = closed(model, state)?;
+    let mut state = if segments.is_empty() { state } else { model.absorb(&segments, &state)? };
     let (texts, tokens) = (prompt.texts, prompt.tokens());
     // The open segment's tokens, row by row.
     let mut open: Vec<Vec<i32>> = (0..texts).map(|b| prompt.ids[b * tokens..][last.range.clone()].to_vec()).collect();
     let mut caches = model.recurrence().open(&state)?;
     let mut logits = last_logits(model, &caches.step(&open.concat(), 0)?)?;
-    let mut out = Generated { tokens: vec![Vec::new(); texts], logits: Vec::new(), state: state.clone() };
+    let (tokens, probabilities) = (vec![Vec::new(); texts], vec![Vec::new(); texts]);
+    let mut out = Generated { tokens, probabilities, logits: Vec::new(), state: state.clone() };
     let mut done = vec![false; texts];
     for step in 0..options.max_new_tokens {
         let next = logits.chunks(model.sizes().vocab).map(|row| pick.token(row)).collect::<Result<Vec<i32>>>()?;
+        let shares: Vec<f32> = logits.chunks(model.sizes().vocab).zip(&next).map(|(row, token)| probability(row, *token)).collect();
         if options.keep_logits {
             out.logits.push(std::mem::take(&mut logits));
         }
         for (b, token) in next.iter().enumerate() {
             if !done[b] {
                 out.tokens[b].push(*token);
+                out.probabilities[b].push(shares[b]);
                 done[b] = options.stop.contains(token);
             }
         }
@@ -130,6 +137,51 @@ pub fn generate_until(
     }
     out.state = state;
     Ok(out)
+}
+
+/// Continues texts of any lengths, each from a state of its own, side by side: the prompts' whole segments as a [`Reader`] reads them, and
+/// then the texts together that have as many tokens in their last segment. Gives what was generated of each. Another number of states than of prompts is an error, and so is
+/// a prompt without a token.
+pub fn generate_each(model: &Model, prompts: &[Vec<i32>], states: &[State], options: &Options) -> Result<Vec<Generated>> {
+    if prompts.len() != states.len() || prompts.is_empty() {
+        return Err(Error::Texts { state: states.len(), texts: prompts.len() });
+    }
+    if prompts.iter().any(Vec::is_empty) {
+        return Err(Error::input("at least one token to go on from", "none"));
+    }
+    let size = model.config().segment_size;
+    // Cut from their ends, prompts have no whole segments in common.
+    let head =
+        |prompt: &Vec<i32>| if model.config().segment_alignment == Alignment::Left { (prompt.len() - 1) / size * size } else { 0 };
+    let mut reader = Reader::new(model, states[0].clone())?;
+    reader.begin_each(states.to_vec())?;
+    reader.close()?;
+    let mut heads: Vec<_> = prompts.iter().map(|prompt| prompt[..head(prompt)].iter().map(|token| Ok(*token))).collect();
+    let mut heads: Vec<Tokens<'_>> = heads.iter_mut().map(|head| head as Tokens<'_>).collect();
+    reader.read_all(&mut heads, &mut |_| ControlFlow::Continue(()))?;
+    reader.close()?;
+    let states = reader.states()?;
+    let mut all: Vec<Option<Generated>> = prompts.iter().map(|_| None).collect();
+    for (_, texts) in alike(prompts.iter().zip(&states).map(|(prompt, state)| (prompt.len() - head(prompt), state.is_empty()))) {
+        let ids = texts.iter().flat_map(|text| prompts[*text][head(&prompts[*text])..].iter().copied()).collect();
+        let state = State::stack(&texts.iter().map(|text| states[*text].clone()).collect::<Vec<_>>())?;
+        let said = generate(model, &Batch { ids, texts: texts.len(), mask: None }, &state, options, &mut |_| {})?;
+        let Generated { tokens, probabilities, logits, state } = said;
+        let own = tokens.into_iter().zip(probabilities).zip(state.split()?);
+        for (row, (text, ((tokens, probabilities), state))) in texts.into_iter().zip(own).enumerate() {
+            let vocab = model.sizes().vocab;
+            let logits = logits.iter().map(|step| step[row * vocab..][..vocab].to_vec()).collect();
+            all[text] = Some(Generated { tokens: vec![tokens], probabilities: vec![probabilities], logits, state });
+        }
+    }
+    Ok(all.into_iter().flatten().collect())
+}
+
+/// What the model gives a token of a row of logits.
+fn probability(logits: &[f32], token: i32) -> f32 {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|x| f64::from(x - most).exp()).sum();
+    (f64::from(logits[token as usize] - most).exp() / sum) as f32
 }
 
 /// Logits of the last layer's outputs `[B, d]`, row by row on the host.

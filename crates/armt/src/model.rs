@@ -247,6 +247,7 @@ impl Model {
         alignment: Alignment,
     ) -> Result<(Vec<f32>, State)> {
         self.expect_state(state, batch.texts)?;
+        state.expect_closed()?;
         let segments = self.segments_aligned(batch, alignment)?;
         let (tokens, vocab, before) = (batch.tokens(), self.sizes().vocab, self.recurrence.around().before);
         let mut logits = vec![0f32; batch.texts * tokens * vocab];
@@ -284,6 +285,7 @@ impl Model {
         backprop: Backprop,
     ) -> Result<(Tensor, State)> {
         self.expect_state(state, batch.texts)?;
+        state.expect_closed()?;
         let example = self.device_batch(&self.host_batch(batch, targets)?)?;
         self.batch_loss(tape, &example, state, schedule, backprop)
     }

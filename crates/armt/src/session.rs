@@ -10,26 +10,29 @@
 //! # }
 //! ```
 //!
-//! A session is of one text. Several side by side are several sessions, whose states can be [stacked](Session::stack) and read together.
+//! A session is of one text, which may come in any pieces: read one after the other they leave the memory, to the bit, that the whole read
+//! at once would leave. What does not fill a segment yet stays open, and questions see it all the same.
+//!
+//! Several texts side by side are several sessions, whose states can be [stacked](Session::stack) and read together.
 
 use std::collections::VecDeque;
 use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
 use armt_engine::{DType, Device};
 
-use crate::answer::answer;
+use crate::answer::{Answer, answer};
 use crate::error::{Error, Result};
 use crate::generate::{Generated, Options, generate};
 use crate::model::Model;
-use crate::reader::{End, Progress, Reader};
+use crate::reader::{End, Passing, Progress, Reader, Tokens};
 use crate::segment::Batch;
-use crate::state::State;
 use crate::state::file::{self, Owner};
-use crate::text::{Counts, Source, TokenPrefetch, TokenStream, Tokenizer};
+use crate::state::{State, Tail};
+use crate::text::{Counts, OpenText, Source, TokenPrefetch, TokenStream, Tokenizer, TokenizerThreads};
 
 /// A model, its tokenizer, and what it has read.
 #[derive(Clone)]
@@ -37,6 +40,8 @@ pub struct Session {
     model: Model,
     tokenizer: Arc<Tokenizer>,
     state: State,
+    /// The state after the text's end, for questions; made when the first is asked.
+    closed: OnceLock<State>,
     owner: Arc<Owner>,
 }
 
@@ -53,13 +58,18 @@ impl Session {
         let folder = folder.as_ref();
         let model = Model::load(folder, dtype, device)?;
         let tokenizer = Tokenizer::load_for(folder, model.sizes().vocab)?;
-        Self::new(model, Arc::new(tokenizer))
+        let mut session = Self::new(model, Arc::new(tokenizer))?;
+        // A folder that is named as where we are, or by what is above it, has a name only there.
+        let folder = std::path::absolute(folder).ok();
+        let name = folder.as_ref().and_then(|f| f.file_name()).map(|name| name.to_string_lossy().into_owned());
+        session.owner = Arc::new(Owner { name, ..session.owner.as_ref().clone() });
+        Ok(session)
     }
 
     /// A session of a model and a tokenizer that fits it.
     pub fn new(model: Model, tokenizer: Arc<Tokenizer>) -> Result<Self> {
         let owner = Owner { tokenizer: Some(tokenizer.fingerprint()?), ..model.owner()? };
-        Ok(Session { state: model.empty(1)?, model, tokenizer, owner: Arc::new(owner) })
+        Ok(Session { state: model.empty(1)?, closed: OnceLock::new(), model, tokenizer, owner: Arc::new(owner) })
     }
 
     /// The model.
@@ -72,15 +82,44 @@ impl Session {
         &self.tokenizer
     }
 
-    /// What was read.
+    /// What was read. The end of the text that does not fill a segment yet is its tail.
     pub fn state(&self) -> &State {
         &self.state
+    }
+
+    /// Tokens that were read: those in the memory, and what is open as it would be if the text ended here.
+    pub fn tokens_read(&self) -> Result<u64> {
+        let Tail { tokens, text } = &self.state.tails()[0];
+        Ok(self.state.tokens_read() + (tokens.len() + self.tokenizer.encode_open(text)?.len()) as u64)
     }
 
     /// Takes a state in place of what was read. One of another model, or of several texts, is an error.
     pub fn set_state(&mut self, state: State) -> Result<()> {
         self.model.expect_state(&state, 1)?;
-        self.state = state;
+        self.take(state);
+        Ok(())
+    }
+
+    fn take(&mut self, state: State) {
+        (self.state, self.closed) = (state, OnceLock::new());
+    }
+
+    /// The state after the text's end: what is open read too.
+    fn closed(&self) -> Result<&State> {
+        if let Some(known) = self.closed.get() {
+            return Ok(known);
+        }
+        let Tail { tokens, text } = &self.state.tails()[0];
+        let tokens = [tokens.as_slice(), &self.tokenizer.encode_open(text)?].concat();
+        let state = self.state.clone().with_tails(vec![Tail { tokens, ..Tail::default() }])?;
+        let closed = crate::reader::closed(&self.model, &state)?;
+        Ok(self.closed.get_or_init(|| closed))
+    }
+
+    /// Ends the text: what is read after this is a document of its own, which begins a segment. No word spans both.
+    pub fn end_document(&mut self) -> Result<()> {
+        let closed = self.closed()?.clone();
+        self.take(closed);
         Ok(())
     }
 
@@ -108,28 +147,80 @@ impl Session {
     fn read_sources(&mut self, sources: Vec<Source>) -> Result<()> {
         let mut reading = self.reading(sources, Arc::default())?;
         reading.run(&mut |_| ControlFlow::Continue(()))?;
-        self.state = reading.into_state();
+        self.take(reading.into_state()?);
         Ok(())
     }
 
-    /// A reading of texts, one after the other, that goes on from this session's state, for those who want to watch it or to stop it by
-    /// setting `stop`. The session itself stays as it is.
+    /// A reading of sources, one after the other as one text, that goes on from this session's state, for those who want to watch it or to
+    /// stop it by setting `stop`. The session itself stays as it is.
     /// A model that keeps nothing between segments cannot read and is refused.
     pub fn reading(&self, sources: Vec<Source>, stop: Arc<AtomicBool>) -> Result<Reading> {
+        let (state, text) = self.without_text()?;
+        self.reading_from(state, TokenStream::new(self.tokenizer.clone(), sources)?.after(&text), stop)
+    }
+
+    /// A reading of a text that is the one that this session has read, or begins with it: what is in the memory is to be
+    /// [passed over](Reading::skip), and what was open comes again.
+    pub fn reading_again(&self, sources: Vec<Source>, stop: Arc<AtomicBool>) -> Result<Reading> {
+        let state = self.state.clone().with_tails(vec![Tail::default()])?;
+        self.reading_from(state, TokenStream::new(self.tokenizer.clone(), sources)?, stop)
+    }
+
+    /// Reads a text into each of some sessions of one model, side by side, to their ends. The texts may have any lengths: each session is
+    /// then as it would be if it had read alone, on the CPU to the bit. Where one fails all stay as they are.
+    pub fn read_all(sessions: &mut [Self], texts: Vec<Source>) -> Result<()> {
+        let first = expect_one_model(sessions)?;
+        first.expect_memory()?;
+        if texts.len() != sessions.len() {
+            return Err(Error::Texts { state: sessions.len(), texts: texts.len() });
+        }
+        let (threads, mut reader) = (TokenizerThreads::start()?, Reader::new(&first.model, first.model.empty(1)?)?);
+        let (mut states, mut streams) = (Vec::new(), Vec::new());
+        for (session, source) in sessions.iter().zip(texts) {
+            let (state, text) = session.without_text()?;
+            states.push(state);
+            streams.push(TokenStream::new(session.tokenizer.clone(), vec![source])?.after(&text).on_threads(&threads));
+        }
+        reader.begin_each(states)?;
+        let mut tokens: Vec<Tokens<'_>> = streams.iter_mut().map(|stream| stream as Tokens<'_>).collect();
+        reader.read_all(&mut tokens, &mut |_| ControlFlow::Continue(()))?;
+        let with_rest = |(state, stream): (State, &TokenStream)| {
+            let tokens = state.tails()[0].tokens.clone();
+            state.with_tails(vec![Tail { tokens, text: stream.rest() }])
+        };
+        let states = reader.states()?.into_iter().zip(&streams).map(with_rest).collect::<Result<Vec<_>>>()?;
+        sessions.iter_mut().zip(states).for_each(|(session, state)| session.take(state));
+        Ok(())
+    }
+
+    /// The state, and apart from it the end of the text that is no tokens yet.
+    fn without_text(&self) -> Result<(State, OpenText)> {
+        let Tail { tokens, text } = self.state.tails()[0].clone();
+        Ok((self.state.clone().with_tails(vec![Tail { tokens, ..Tail::default() }])?, text))
+    }
+
+    fn expect_memory(&self) -> Result<()> {
         if self.model.recurrence().layout().parts.is_empty() {
             let what = "the model has no memory: it keeps nothing of what it reads (`armt convert` gives a model a memory)";
             return Err(Error::Unsupported(what.into()));
         }
-        let stream = TokenStream::new(self.tokenizer.clone(), sources)?;
-        let mut reader = Reader::new(&self.model, self.state.clone())?;
+        Ok(())
+    }
+
+    fn reading_from(&self, state: State, stream: TokenStream, stop: Arc<AtomicBool>) -> Result<Reading> {
+        self.expect_memory()?;
+        let stream = stream.on_threads(&TokenizerThreads::start()?);
+        let mut reader = Reader::new(&self.model, state)?;
         reader.stop_on(stop.clone());
-        Ok(Reading { reader, tokens: TokenPrefetch::start(stream, stop)? })
+        let tokens = TokenPrefetch::start(stream, stop)?;
+        Ok(Reading { reader, tokens, tokenizer: self.tokenizer.clone(), passed_end: false, finished: false })
     }
 
     /// The most probable answer to a question: what the model goes on with after it, and after what it was trained to answer behind
     /// (`after_question` of its configuration). The state stays as it is. A question without a token is an error.
     pub fn ask(&self, question: &str) -> Result<String> {
-        self.ask_with(question, &Options { max_new_tokens: 64, ..Options::default() }, &[], &mut |_| ControlFlow::Continue(()))
+        let options = Options { max_new_tokens: 64, ..Options::default() };
+        Ok(self.ask_with(question, &options, &[], &mut |_| ControlFlow::Continue(()))?.text)
     }
 
     /// An answer by `options` that also ends before any of the texts in `stop`; `each` hears it as it comes and may end it.
@@ -139,18 +230,30 @@ impl Session {
         options: &Options,
         stop: &[String],
         each: &mut dyn FnMut(&str) -> ControlFlow<()>,
-    ) -> Result<String> {
+    ) -> Result<Answer> {
         if question.is_empty() {
             return Err(Error::input("a question", "nothing"));
         }
         let question = format!("{question}{}", self.model.config().after_question.as_deref().unwrap_or_default());
-        answer(&self.model, &self.tokenizer, &self.state, &question, options, stop, each)
+        answer(&self.model, &self.tokenizer, self.closed()?, &question, options, stop, each)
     }
 
     /// Goes on from a prompt's tokens. The state stays as it is; that after the prompt is in what is generated.
     pub fn generate(&self, prompt: &str, options: &Options) -> Result<Generated> {
         let ids = self.tokenizer.encode(prompt)?;
-        generate(&self.model, &Batch { ids, texts: 1, mask: None }, &self.state, options, &mut |_| {})
+        generate(&self.model, &Batch { ids, texts: 1, mask: None }, self.closed()?, options, &mut |_| {})
+    }
+
+    /// The state as the bytes of its file. Equal states of one model are equal bytes.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        file::to_bytes(&self.state, &self.owner)
+    }
+
+    /// Takes the state of a file's bytes in place of what was read, as [`Session::load`] does.
+    pub fn from_bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        let layout = self.model.recurrence().layout();
+        let state = file::from_bytes(bytes, &layout, &self.owner, self.model.device())?;
+        self.set_state(state)
     }
 
     /// Writes the state to a file, beside it first and then renamed.
@@ -163,9 +266,7 @@ impl Session {
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let layout = self.model.recurrence().layout();
         let state = file::load(path.as_ref(), &layout, &self.owner, self.model.device())?;
-        self.model.expect_state(&state, 1).map_err(|e| Error::file(path.as_ref(), e))?;
-        self.state = state;
-        Ok(())
+        self.set_state(state).map_err(|e| Error::file(path.as_ref(), e))
     }
 
     /// A second session that goes on from the same state. The model is shared.
@@ -175,18 +276,29 @@ impl Session {
 
     /// The states of several sessions of one model as one, to be read side by side. Sessions of different models are an error.
     pub fn stack(sessions: &[Self]) -> Result<State> {
-        let first = sessions.first().ok_or_else(|| Error::input("at least one session", "none"))?;
-        if sessions.iter().any(|s| s.owner != first.owner) {
-            return Err(Error::input("sessions of one model", "sessions of several"));
-        }
+        expect_one_model(sessions)?;
         State::stack(&sessions.iter().map(|s| s.state.clone()).collect::<Vec<_>>())
     }
 }
 
-/// A reading under way. Whatever ends it, its state is that after the last whole group of segments.
+/// The first of some sessions of one model. Sessions of several, or none, are an error.
+fn expect_one_model(sessions: &[Session]) -> Result<&Session> {
+    let first = sessions.first().ok_or_else(|| Error::input("at least one session", "none"))?;
+    match sessions.iter().all(|session| session.owner.is_same(&first.owner)) {
+        true => Ok(first),
+        false => Err(Error::input("sessions of one model", "sessions of several")),
+    }
+}
+
+/// A reading under way. Whatever ends it before the text's end, its state is that after the last whole group of segments.
 pub struct Reading {
     reader: Reader,
     tokens: TokenPrefetch,
+    tokenizer: Arc<Tokenizer>,
+    /// What the state already holds goes to the very end of the text.
+    passed_end: bool,
+    /// The text was read to its end.
+    finished: bool,
 }
 
 impl Reading {
@@ -195,32 +307,58 @@ impl Reading {
         self.tokens.counts()
     }
 
-    /// The state so far.
-    pub fn state(&self) -> &State {
-        self.reader.state()
+    /// The state, when reading is over: with what is open of the text, where it was read to its end.
+    pub fn into_state(self) -> Result<State> {
+        let state = self.reader.state()?;
+        match self.tokens.rest().filter(|_| self.finished && !self.passed_end) {
+            Some(rest) => {
+                let tokens = state.tails()[0].tokens.clone();
+                state.with_tails(vec![Tail { tokens, text: rest.clone() }])
+            }
+            None => Ok(state),
+        }
     }
 
-    /// The state, when reading is over.
-    pub fn into_state(self) -> State {
-        self.reader.into_state()
+    /// What the state already holds, to be passed over.
+    pub fn passing(&self) -> Result<Passing> {
+        self.reader.passing()
     }
 
-    /// Passes over the tokens that the state already holds; `each` hears how many after every 65,536. A text with fewer, or with others, is
-    /// an error.
-    pub fn skip(&mut self, each: &mut dyn FnMut(u64)) -> Result<()> {
-        let mut passed = 0u64;
+    /// Passes over tokens that the state already holds, as far as the text has them; `each` hears how many after every 65,536.
+    pub fn pass(&mut self, passing: &mut Passing, each: &mut dyn FnMut(u64)) -> Result<()> {
+        let mut passed = passing.passed();
         let mut watched = self.tokens.by_ref().inspect(|_| {
             passed += 1;
             if passed.is_multiple_of(1 << 16) {
                 each(passed);
             }
         });
-        self.reader.skip(&mut watched)
+        passing.over(&mut watched)?;
+        // A memory of a text that has ended holds its last tokens too, which are certain by that.
+        if let Some(rest) = self.tokens.rest().filter(|_| !passing.is_over()) {
+            passing.over(&mut self.tokenizer.encode_open(rest)?.into_iter().map(Ok))?;
+            self.passed_end = true;
+        }
+        Ok(())
     }
 
-    /// Reads to the texts' end, or until `each`, which hears of the progress after every group, or `stop` ends it.
+    /// Takes what was passed over for what the state holds. A text with fewer tokens, or with others, is an error.
+    pub fn passed(&mut self, passing: &Passing) -> Result<()> {
+        self.reader.passed(passing)
+    }
+
+    /// Passes over all tokens that the state already holds, as [`Reading::pass`] does, and takes them for these.
+    pub fn skip(&mut self, each: &mut dyn FnMut(u64)) -> Result<()> {
+        let mut passing = self.passing()?;
+        self.pass(&mut passing, each)?;
+        self.passed(&passing)
+    }
+
+    /// Reads to the text's end, or until `each`, which hears of the progress after every group, or `stop` ends it.
     pub fn run(&mut self, each: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<End> {
-        self.reader.read(&mut self.tokens, each)
+        let end = self.reader.read(&mut self.tokens, each)?;
+        self.finished = end == End::Finished;
+        Ok(end)
     }
 }
 

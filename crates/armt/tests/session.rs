@@ -9,7 +9,7 @@ use std::thread;
 
 use armt::engine::{DType, Device};
 use armt::generate::Options;
-use armt::reader::{Reader, Tokens};
+use armt::text::Source;
 use armt::{Error, Session, State};
 
 const FACTS: &str = "It was late. Mary went to the kitchen. The rain fell on the roof of the old house. John moved to the garden. ";
@@ -36,7 +36,7 @@ fn a_file_a_reader_and_pieces_of_text_leave_the_same_state() {
     sessions[1].read_from("the book", std::io::Cursor::new(text.clone())).unwrap();
     let pieces: Vec<String> = text.chars().collect::<Vec<_>>().chunks(7).map(|c| c.iter().collect()).collect();
     sessions[2].read_text(pieces).unwrap();
-    let [a, b, c] = sessions.map(|s| (bits(s.state()), s.state().tokens_read()));
+    let [a, b, c] = sessions.map(|s| (s.to_bytes().unwrap(), s.tokens_read().unwrap()));
     assert!(a == b && b == c && a.1 > 600);
 }
 
@@ -56,7 +56,7 @@ fn a_question_is_asked_as_the_model_was_taught_and_changes_nothing() {
         heard.push_str(piece);
         ControlFlow::Continue(())
     };
-    assert_eq!(session.ask_with("Where is John?", &Options::default(), &[], each).unwrap(), heard);
+    assert_eq!(session.ask_with("Where is John?", &Options::default(), &[], each).unwrap().text, heard);
 }
 
 #[test]
@@ -64,6 +64,7 @@ fn a_fork_goes_its_own_way() {
     let mut session = session();
     session.read_text([FACTS]).unwrap();
     let mut fork = session.fork();
+    fork.end_document().unwrap();
     fork.read_text(["Mary journeyed to the office. The rain fell. "]).unwrap();
     assert_eq!(session.ask("Where is Mary?").unwrap(), "kitchen");
     assert_eq!(fork.ask("Where is Mary?").unwrap(), "office");
@@ -89,22 +90,48 @@ fn a_kept_state_is_asked_later_and_refused_elsewhere() {
 }
 
 #[test]
-fn stacked_sessions_are_read_side_by_side_and_split_again() {
+fn stacked_sessions_are_split_again() {
     let mut sessions = [session(), session()];
     sessions[0].read_text([FACTS]).unwrap();
     sessions[1].read_text([FACTS.replace("kitchen", "bedroom")]).unwrap();
     let stacked = Session::stack(&sessions).unwrap();
     assert_eq!(stacked.texts(), 2);
-    let ids = sessions[0].tokenizer().encode("The rain fell on the roof. ").unwrap();
-    let mut reader = Reader::new(sessions[0].model(), stacked).unwrap();
-    let mut texts = [ids.clone(), ids].map(|ids| ids.into_iter().map(Ok));
-    let mut texts: Vec<Tokens<'_>> = texts.iter_mut().map(|t| t as Tokens<'_>).collect();
-    reader.read_all(&mut texts, &mut |_| ControlFlow::Continue(())).unwrap();
-    for (session, state) in sessions.iter_mut().zip(reader.state().split().unwrap()) {
+    let mut again = [session(), session()];
+    for (session, state) in again.iter_mut().zip(stacked.split().unwrap()) {
         session.set_state(state).unwrap();
     }
-    assert_eq!(sessions.each_ref().map(|s| s.ask("Where is Mary?").unwrap()), ["kitchen", "bedroom"]);
+    assert_eq!(again.each_ref().map(|s| s.ask("Where is Mary?").unwrap()), ["kitchen", "bedroom"]);
     assert!(Session::stack(&[]).is_err());
+}
+
+#[test]
+fn sessions_read_texts_of_any_lengths_side_by_side() {
+    let texts: Vec<String> = [0, 1, 40, 300]
+        .map(|n| format!("{}{}Mary went to the off", FACTS.repeat(n), "The rain fell on the roof. ".repeat(100)))
+        .to_vec();
+    let mut alone: Vec<Session> = texts.iter().map(|_| session()).collect();
+    alone.iter_mut().zip(&texts).for_each(|(session, text)| session.read_text([text.clone()]).unwrap());
+    let mut together: Vec<Session> = texts.iter().map(|_| session()).collect();
+    // In two parts, the second of which begins within a word and is asked for in another order.
+    let source = |text: &str| Source::reader(Path::new("a text"), std::io::Cursor::new(text.to_string()));
+    let (first, second): (Vec<_>, Vec<_>) = texts.iter().map(|text| text.split_at(text.len() - 10)).unzip();
+    Session::read_all(&mut together, first.iter().map(|text| source(text)).collect()).unwrap();
+    together.reverse();
+    Session::read_all(&mut together, second.iter().rev().map(|text| source(text)).collect()).unwrap();
+    together.reverse();
+    for (together, alone) in together.iter_mut().zip(&alone) {
+        assert!(together.to_bytes().unwrap() == alone.to_bytes().unwrap());
+        together.read_text(["ice."]).unwrap();
+        assert_eq!(together.ask("Where is Mary?").unwrap(), "office");
+    }
+    let before: Vec<Vec<u8>> = together.iter().map(|s| s.to_bytes().unwrap()).collect();
+    let empty = texts.iter().enumerate().map(|(i, text)| source(if i == 2 { "" } else { text })).collect();
+    assert!(Session::read_all(&mut together, empty).unwrap_err().to_string().contains("it is empty"));
+    assert!(
+        together.iter().zip(&before).all(|(s, before)| s.to_bytes().unwrap() == *before),
+        "where one fails all stay as they are"
+    );
+    assert!(matches!(Session::read_all(&mut together, vec![source("x")]), Err(Error::Texts { state: 4, texts: 1 })));
 }
 
 #[test]

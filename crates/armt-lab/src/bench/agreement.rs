@@ -64,7 +64,7 @@ fn values(model: &Model, workload: &Workload, ids: &[i32], schedule: ScheduleKin
         (Work::Read, _) => {
             let mut reader = Reader::new(model, empty)?;
             reading(model, &mut reader, ids, workload.segments * workload.segment)?;
-            memory(reader.state())
+            memory(&reader.state()?)
         }
         (Work::Train, _) => {
             let tape = Tape::new();

@@ -298,12 +298,12 @@ fn model(workload: &Workload, dtype: DType, device: &Device) -> Result<Model> {
 
 /// Reads the first `tokens` tokens of all texts, side by side, from an empty memory.
 fn reading(model: &Model, reader: &mut Reader, ids: &[i32], tokens: usize) -> Result<()> {
-    let texts = reader.state().texts();
+    let texts = reader.left_out().len();
     reader.begin(model.empty(texts)?)?;
     let mut sources: Vec<_> = ids.chunks(ids.len() / texts).map(|text| text[..tokens].iter().map(|id| Ok(*id))).collect();
     let mut sources: Vec<Tokens<'_>> = sources.iter_mut().map(|s| s as Tokens<'_>).collect();
     reader.read_all(&mut sources, &mut |_| ControlFlow::Continue(()))?;
-    Ok(())
+    Ok(reader.close()?)
 }
 
 /// A batch whose last segment is asked for.

@@ -2,25 +2,34 @@
 //!
 //! A text is read from its start in whole segments, a group of them at a time, and never kept. Groups begin at multiples of the group's size
 //! in everything that the memory has read, so that a reading that was interrupted goes on with the same groups and ends with the same
-//! bits. The last segment of a text may be short: it is padded to the common width and the padding hidden.
+//! bits. What does not fill a segment when the text's source ends stays open, for more may come: it is the state's [`Tail`], with which
+//! another reading begins. [`Reader::close`] ends the text instead: its last segment may be short, is padded to the common width and the
+//! padding hidden.
 //!
-//! On CUDA the tokens of the next group are gathered while the device works on one.
+//! Texts are read side by side whatever their lengths. Each has its own groups; of a group that is not whole at a text's end, [`plan`](plan::plan)
+//! says which run together.
+//!
+//! On CUDA the tokens of the next group are gathered while the device works on one, and only whole groups go into a memory whose text may go
+//! on: kernels are picked by how many layers run at a time, so that the bits of a group depend on its size. On the CPU they do not.
 
 mod group;
+mod plan;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use group::Groups;
+pub(crate) use plan::alike;
+use plan::plan;
 
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::schedule::ScheduleKind;
 use crate::segment::{Batch, Segment, segment};
-use crate::state::{Count, State, TextHash};
+use crate::state::{Count, State, Tail, TextHash};
 
-/// How far a reading has come.
+/// How far a reading has come, of all texts together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Tokens in the memory, earlier readings included.
@@ -44,22 +53,27 @@ pub type Tokens<'t> = &'t mut dyn Iterator<Item = Result<i32>>;
 /// A memory that is being filled. Whatever happens during a reading, [`Reader::state`] is the memory after the last whole group.
 pub struct Reader {
     model: Model,
-    state: State,
+    /// The memory of each text.
+    states: Vec<State>,
     /// Of each text, the tokens that came and are not yet in a group.
     open: Vec<Vec<i32>>,
+    /// Whether the sources of the last reading have ended, so that what is open is all that there is.
+    ended: bool,
     /// The group that the device may still be working on.
     under_way: Option<UnderWay>,
     groups: Groups,
 }
 
 struct UnderWay {
-    batch: Batch,
-    /// The memory after it.
-    state: State,
+    /// Of each text.
+    tokens: Vec<Vec<i32>>,
+    /// The memory after it, of each text.
+    states: Vec<State>,
 }
 
 impl Reader {
-    /// A reader that goes on from `state`, of one text or of several side by side. A state of another model, or of no text, is an error.
+    /// A reader that goes on from `state`, of one text or of several side by side. A state of another model, of no text, or with text whose
+    /// tokens are not certain (which a [`Session`](crate::Session) can go on from) is an error.
     pub fn new(model: &Model, state: State) -> Result<Self> {
         Self::with_schedule(model, state, ScheduleKind::Auto)
     }
@@ -67,17 +81,39 @@ impl Reader {
     /// A reader with another schedule than the usual. One that the model does not have is an error.
     pub fn with_schedule(model: &Model, state: State, schedule: ScheduleKind) -> Result<Self> {
         let groups = Groups::new(model.clone(), schedule.schedule(model.recurrence())?);
-        let mut reader = Reader { model: model.clone(), state: state.clone(), open: Vec::new(), under_way: None, groups };
+        let (states, open) = (Vec::new(), Vec::new());
+        let mut reader = Reader { model: model.clone(), states, open, ended: true, under_way: None, groups };
         reader.begin(state)?;
         Ok(reader)
     }
 
-    /// Begins other texts with `state`. What was left out of the last group is forgotten; what the reader has recorded is kept. A state of
-    /// another model, or of no text, is an error.
+    /// Begins other texts with `state`. What was left out of the last group is forgotten; what the reader has recorded is kept. A state
+    /// that [`Reader::new`] would refuse is an error.
     pub fn begin(&mut self, state: State) -> Result<()> {
-        self.model.expect_state(&state, state.texts().max(1))?;
-        self.open = vec![Vec::new(); state.texts()];
-        self.state = state;
+        self.begin_each(state.split()?)
+    }
+
+    /// Begins other texts with a state of one text each, as [`Reader::begin`] does. Some of them may have read something, and others nothing.
+    pub fn begin_each(&mut self, states: Vec<State>) -> Result<()> {
+        if states.is_empty() {
+            return Err(Error::Texts { state: 0, texts: 1 });
+        }
+        let mut open = Vec::with_capacity(states.len());
+        for state in &states {
+            self.model.expect_state(state, 1)?;
+            let Tail { tokens, text } = &state.tails()[0];
+            if !text.bytes.is_empty() {
+                return Err(Error::input(
+                    "a state all of whose text is tokens",
+                    format!("one with {} bytes to be tokenized", text.bytes.len()),
+                ));
+            }
+            tokens.iter().try_for_each(|token| self.expect_token(*token))?;
+            open.push(tokens.clone());
+        }
+        let closed = |state: State| state.with_tails(vec![Tail::default()]);
+        (self.states, self.open) = (states.into_iter().map(closed).collect::<Result<_>>()?, open);
+        (self.ended, self.under_way) = (true, None);
         Ok(())
     }
 
@@ -93,145 +129,251 @@ impl Reader {
         self.groups.stop = Some(stop);
     }
 
-    /// The memory of everything read so far.
-    pub fn state(&self) -> &State {
-        &self.state
+    /// The memory of each text, with what is open of it where the sources have ended.
+    pub fn states(&self) -> Result<Vec<State>> {
+        let tail = |open: &Vec<i32>| Tail { tokens: if self.ended { open.clone() } else { Vec::new() }, ..Tail::default() };
+        self.states.iter().zip(&self.open).map(|(state, open)| state.clone().with_tails(vec![tail(open)])).collect()
     }
 
-    /// The memory, when reading is over.
-    pub fn into_state(self) -> State {
-        self.state
+    /// The memory of all texts as one state, with what is open of them where the sources have ended. Where some texts have something in a
+    /// memory that begins absent, and others nothing, there is no such state: an error.
+    pub fn state(&self) -> Result<State> {
+        State::stack(&self.states()?)
     }
 
     /// Tokens of each text that were taken from its source and are not in the memory: those of a group that was not whole when the
-    /// reading stopped. A further [`Reader::read`] begins with them.
+    /// reading stopped or the source ended. A further [`Reader::read`] begins with them.
     pub fn left_out(&self) -> &[Vec<i32>] {
         &self.open
     }
 
-    /// Passes over the tokens that the memory of one text already holds. A text with fewer, or with others, is an error: it cannot be the one
-    /// that was read. Where the memory does not know what it has read, it takes these tokens for it.
+    /// Passes over the tokens that the memory of one text already holds; what was open of it is forgotten. A text with fewer, or with others,
+    /// is an error: it cannot be the one that was read. Where the memory does not know what it has read, it takes these tokens for it.
     pub fn skip(&mut self, tokens: Tokens<'_>) -> Result<()> {
-        let &[count] = self.state.counts() else {
-            return Err(Error::Texts { state: self.state.texts(), texts: 1 });
+        let mut passing = self.passing()?;
+        passing.over(tokens)?;
+        self.passed(&passing)
+    }
+
+    /// What is to be passed over of the one text that the memory is of.
+    pub fn passing(&self) -> Result<Passing> {
+        let [state] = self.states.as_slice() else {
+            return Err(Error::Texts { state: self.states.len(), texts: 1 });
         };
-        let mut hash = TextHash::default();
-        for passed in 0..count.tokens {
-            let Some(token) = tokens.next() else {
-                let expected = format!("the text that was read, of at least {} tokens", count.tokens);
-                return Err(Error::input(expected, format!("one of {passed}")));
-            };
-            hash = hash.after(token?);
+        Ok(Passing { count: state.counts()[0], passed: 0, hash: TextHash::default() })
+    }
+
+    /// Takes what was passed over for what the memory has read, as [`Reader::skip`] says.
+    pub fn passed(&mut self, passing: &Passing) -> Result<()> {
+        let Passing { count, passed, hash } = *passing;
+        if passed < count.tokens {
+            let expected = format!("the text that was read, of at least {} tokens", count.tokens);
+            return Err(Error::input(expected, format!("one of {passed}")));
         }
-        match count.text {
-            Some(read) if read != hash => Err(Error::input("the text that was read", "one that begins otherwise")),
-            Some(_) => Ok(()),
-            None => {
-                self.state = self.state.clone().with_counts(vec![Count { text: Some(hash), ..count }]);
-                Ok(())
-            }
+        if count.text.is_some_and(|read| read != hash) {
+            return Err(Error::input("the text that was read", "one that begins otherwise"));
         }
+        let state = self.states.remove(0);
+        self.states.push(state.with_counts(vec![Count { text: Some(hash), ..count }]));
+        self.open = vec![Vec::new()];
+        Ok(())
     }
 
     /// Reads one text to its end. `each` hears of the progress after every group and may stop the reading there; a source that gives
-    /// [`Error::Interrupted`] stops it too. A source without a token, or a token outside the vocabulary, is an error.
+    /// [`Error::Interrupted`] stops it too. A token outside the vocabulary is an error.
     pub fn read(&mut self, tokens: Tokens<'_>, each: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<End> {
         self.read_all(&mut [tokens], each)
     }
 
-    /// Reads as many texts side by side as the state is of, which must have the same length, as [`Reader::read`] does one.
+    /// Reads as many texts side by side as the state is of, of any lengths, as [`Reader::read`] does one. Each has the memory that it would
+    /// have alone, on the CPU to the bit.
     pub fn read_all(&mut self, texts: &mut [Tokens<'_>], each: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<End> {
-        if texts.len() != self.state.texts() {
-            return Err(Error::Texts { state: self.state.texts(), texts: texts.len() });
+        if texts.len() != self.states.len() {
+            return Err(Error::Texts { state: self.states.len(), texts: texts.len() });
         }
+        self.ended = false;
         let end = self.read_groups(texts, each);
         // Whatever ended the reading, the group under way is whole.
         let last = self.finish_group(each);
         let end = end?;
+        self.ended = end == End::Finished;
         last.map(|_| end)
     }
 
-    fn read_groups(&mut self, texts: &mut [Tokens<'_>], each: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<End> {
+    /// Ends the texts: what is open of them goes into the memory, with a short segment where it takes one. What is read after that begins a
+    /// segment of its own. Asked to stop meanwhile, it gives [`Error::Interrupted`], and the memory is that after the last whole group.
+    pub fn close(&mut self) -> Result<()> {
         let size = self.model.config().segment_size;
+        self.settle()?;
+        while self.open.iter().any(|open| open.len() >= size) {
+            let segments: Vec<usize> = (0..self.open.len()).map(|text| self.room(text).min(self.open[text].len() / size)).collect();
+            self.start_group(&plan(&segments))?;
+            self.settle()?;
+        }
+        // Padding is the same for all texts of a batch.
+        for (tokens, texts) in alike(self.open.iter().map(Vec::len)).into_iter().filter(|(tokens, _)| *tokens > 0) {
+            self.start(&[(tokens, texts)])?;
+            self.settle()?;
+        }
+        Ok(())
+    }
+
+    fn read_groups(&mut self, texts: &mut [Tokens<'_>], each: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<End> {
+        let (size, cuda) = (self.model.config().segment_size, self.model.device().is_cuda());
+        let mut ended = vec![false; texts.len()];
         loop {
-            let begun = self.under_way.as_ref().map_or(self.state.segments_read(), |u| u.state.segments_read());
-            let ended = match self.gather(texts, ((self.group() - begun % self.group()) as usize).saturating_mul(size)) {
+            match self.gather(texts, &mut ended) {
                 Err(Error::Interrupted) => return Ok(End::Stopped),
                 other => other?,
-            };
+            }
             let stop = self.finish_group(each)?;
-            let rest = self.open[0].len();
-            if rest > 0 {
+            let segments: Vec<usize> = (0..self.open.len())
+                .map(|text| match (self.open[text].len() / size, self.room(text)) {
+                    (whole, room) if whole < room && cuda => 0,
+                    (whole, room) => whole.min(room),
+                })
+                .collect();
+            if segments.iter().any(|n| *n > 0) {
                 if stop.is_break() {
                     return Ok(End::Stopped);
                 }
-                match self.start_group(size) {
+                match self.start_group(&plan(&segments)) {
                     Err(Error::Interrupted) => return Ok(End::Stopped),
                     other => other?,
                 }
-            } else if self.state.tokens_read() == 0 {
-                return Err(Error::input("a text of at least one token", "none"));
             }
-            if ended {
+            if ended.iter().all(|ended| *ended) {
                 return Ok(End::Finished);
             }
             // There is nothing to overlap with where the work is done already.
-            if !self.model.device().is_cuda() && self.finish_group(each)?.is_break() {
+            if !cuda && self.finish_group(each)?.is_break() {
                 return Ok(End::Stopped);
             }
         }
     }
 
-    /// Fills the open group to `count` tokens of each text; says whether the texts ended before that.
-    fn gather(&mut self, texts: &mut [Tokens<'_>], count: usize) -> Result<bool> {
+    /// Segments that are missing to the next whole group of a text.
+    fn room(&self, text: usize) -> usize {
+        let states = self.under_way.as_ref().map_or(&self.states, |under_way| &under_way.states);
+        (self.group() - states[text].segments_read() % self.group()) as usize
+    }
+
+    fn expect_token(&self, token: i32) -> Result<()> {
         let vocabulary = self.model.sizes().vocab;
-        for (open, tokens) in self.open.iter_mut().zip(texts) {
-            while open.len() < count {
+        if token >= 0 && (token as usize) < vocabulary { Ok(()) } else { Err(Error::Token { token, vocabulary }) }
+    }
+
+    /// Fills the open group of each text; notes which texts ended before that.
+    fn gather(&mut self, texts: &mut [Tokens<'_>], ended: &mut [bool]) -> Result<()> {
+        let size = self.model.config().segment_size;
+        for (text, tokens) in texts.iter_mut().enumerate() {
+            let count = self.room(text).saturating_mul(size);
+            while !ended[text] && self.open[text].len() < count {
                 match tokens.next().transpose()? {
-                    Some(token) if token >= 0 && (token as usize) < vocabulary => open.push(token),
-                    Some(token) => return Err(Error::Token { token, vocabulary }),
-                    None => break,
+                    Some(token) => {
+                        self.expect_token(token)?;
+                        self.open[text].push(token);
+                    }
+                    None => ended[text] = true,
                 }
             }
         }
-        let first = self.open[0].len();
-        if let Some(other) = self.open.iter().position(|open| open.len() != first) {
-            let before = self.state.tokens_read() + self.under_way.as_ref().map_or(0, |u| u.batch.tokens() as u64);
-            let short = if self.open[other].len() < first { other } else { 0 };
-            let tokens = before + self.open[short].len() as u64;
-            let got = format!("text {} that ends after {tokens} tokens where others go on", short + 1);
-            return Err(Error::input("texts of the same length side by side", got));
-        }
-        Ok(first < count)
-    }
-
-    /// Starts to put the open tokens into the memory.
-    fn start_group(&mut self, size: usize) -> Result<()> {
-        let (texts, count) = (self.open.len(), self.open[0].len());
-        let batch = Batch { ids: self.open.concat(), texts, mask: None };
-        let ranges = (0..count).step_by(size).map(|from| from..count.min(from + size));
-        let segments: Vec<Segment> = ranges.map(|range| segment(&batch, range, size)).collect();
-        let state = self.groups.run(&segments, &self.state)?;
-        let texts = self.state.counts().iter().zip(&self.open);
-        let hashes = texts.map(|(before, tokens)| before.text.map(|hash| hash.after_all(tokens)));
-        let counts = state.counts().iter().zip(hashes).map(|(count, text)| Count { text, ..*count }).collect();
-        let state = state.with_counts(counts);
-        self.open.iter_mut().for_each(Vec::clear);
-        self.under_way = Some(UnderWay { batch, state });
         Ok(())
     }
 
-    /// Waits for the group under way, if there is one, and takes its memory. If it failed, its tokens are open again.
+    /// Starts to put open segments into the memory: runs of some segments of some texts each.
+    fn start_group(&mut self, runs: &[(usize, Vec<usize>)]) -> Result<()> {
+        let size = self.model.config().segment_size;
+        self.start(&runs.iter().map(|(segments, texts)| (segments * size, texts.clone())).collect::<Vec<_>>())
+    }
+
+    /// Starts to put open tokens into the memory: runs of some tokens of some texts each.
+    fn start(&mut self, runs: &[(usize, Vec<usize>)]) -> Result<()> {
+        let (size, mut states, mut taken) = (self.model.config().segment_size, self.states.clone(), vec![0; self.states.len()]);
+        for (tokens, texts) in runs {
+            // A memory that has nothing yet is another shape of work, and may have no tensors to stack.
+            for (_, rows) in alike(texts.iter().map(|text| states[*text].is_empty())) {
+                let texts: Vec<usize> = rows.into_iter().map(|row| texts[row]).collect();
+                let ids = texts.iter().flat_map(|text| self.open[*text][taken[*text]..][..*tokens].iter().copied()).collect();
+                let batch = Batch { ids, texts: texts.len(), mask: None };
+                let ranges = (0..*tokens).step_by(size).map(|from| from..(from + size).min(*tokens));
+                let segments: Vec<Segment> = ranges.map(|range| segment(&batch, range, size)).collect();
+                let before = State::stack(&texts.iter().map(|text| states[*text].clone()).collect::<Vec<_>>())?;
+                let after = self.groups.run(&segments, &before)?.split()?;
+                for ((text, after), own) in texts.into_iter().zip(after).zip(batch.ids.chunks(*tokens)) {
+                    let hash = states[text].counts()[0].text.map(|hash| hash.after_all(own));
+                    let count = Count { text: hash, ..after.counts()[0] };
+                    states[text] = after.with_counts(vec![count]);
+                    taken[text] += tokens;
+                }
+            }
+        }
+        let tokens = self.open.iter_mut().zip(taken).map(|(open, taken)| open.drain(..taken).collect()).collect();
+        self.under_way = Some(UnderWay { tokens, states });
+        Ok(())
+    }
+
+    /// Waits for the group under way, if there is one, and tells how far the reading is.
     fn finish_group(&mut self, each: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<ControlFlow<()>> {
-        let Some(UnderWay { batch, state }) = self.under_way.take() else { return Ok(ControlFlow::Continue(())) };
+        if self.under_way.is_none() {
+            return Ok(ControlFlow::Continue(()));
+        }
+        self.settle()?;
+        let sum = |of: fn(&State) -> u64| self.states.iter().map(of).sum();
+        Ok(each(Progress { tokens: sum(State::tokens_read), segments: sum(State::segments_read) }))
+    }
+
+    /// Waits for the group under way, if there is one, and takes its memory. If it failed, its tokens are open again.
+    fn settle(&mut self) -> Result<()> {
+        let Some(UnderWay { tokens, states }) = self.under_way.take() else { return Ok(()) };
         // Waiting here lets a failure of the device show before the old memory is given up.
         if let Err(error) = self.model.device().synchronize() {
-            for (open, tokens) in self.open.iter_mut().zip(batch.ids.chunks(batch.tokens())) {
-                open.splice(0..0, tokens.iter().copied());
+            for (open, tokens) in self.open.iter_mut().zip(tokens) {
+                open.splice(0..0, tokens);
             }
             return Err(error.into());
         }
-        self.state = state;
-        Ok(each(Progress { tokens: self.state.tokens_read(), segments: self.state.segments_read() }))
+        self.states = states;
+        Ok(())
+    }
+}
+
+/// The state after the ends of its texts, whatever is open of them read. One that has text to be tokenized is an error.
+pub fn closed(model: &Model, state: &State) -> Result<State> {
+    if state.tails().iter().all(Tail::is_empty) {
+        return Ok(state.clone());
+    }
+    let mut reader = Reader::new(model, state.clone())?;
+    reader.close()?;
+    reader.state()
+}
+
+/// Tokens that a memory has read already, on the way of being passed over.
+#[derive(Clone, Copy, Debug)]
+pub struct Passing {
+    count: Count,
+    passed: u64,
+    hash: TextHash,
+}
+
+impl Passing {
+    /// Tokens that were passed so far.
+    pub fn passed(&self) -> u64 {
+        self.passed
+    }
+
+    /// Whether there is nothing more to pass over.
+    pub fn is_over(&self) -> bool {
+        self.passed >= self.count.tokens
+    }
+
+    /// Passes over tokens until all that the memory has read were passed, or the source ends.
+    pub fn over(&mut self, tokens: Tokens<'_>) -> Result<()> {
+        while !self.is_over() {
+            let Some(token) = tokens.next() else { return Ok(()) };
+            self.hash = self.hash.after(token?);
+            self.passed += 1;
+        }
+        Ok(())
     }
 }

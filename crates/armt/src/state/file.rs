@@ -9,10 +9,13 @@
 //! tokens_read    of each text, with commas between
 //! segments_read  of each text
 //! text_hash      of each text, a running hash of its tokens; - where it is not known
+//! name           the model's name, where it has one
+//! tail           of each text that is open at its end: tokens, bytes after them, and + where other text came before these, - where not
 //! checksum       BLAKE3 of all of this and of every tensor's name, type, shape and bytes
 //! ```
 //!
-//! Equal states of one model give equal bytes: keys and tensors have a fixed order. Files of the first format, `armt-memory-1`, are still
+//! What is open of the texts are the tensors `tail.tokens` and `tail.text`, one text after the other; without an open text there is nothing of
+//! these. Equal states of one model give equal bytes: keys and tensors have a fixed order. Files of the first format, `armt-memory-1`, are still
 //! read; their checksum is of the tensors alone, and they do not say which text was read.
 
 use std::collections::BTreeMap;
@@ -22,18 +25,24 @@ use armt_engine::{DType, Device, Tensor};
 use half::bf16;
 use safetensors::tensor::{Dtype, SafeTensors, TensorInfo, TensorView};
 
-use super::{Begins, Count, PartLayout, State, StateLayout, TextHash};
+use super::{Begins, Count, PartLayout, State, StateLayout, Tail, TextHash};
 use crate::error::{Error, Result};
 use crate::files::write_beside;
+use crate::text::OpenText;
 
 const FIRST: &str = "armt-memory-1";
 const SECOND: &str = "armt-memory-2";
 /// Texts that a file of the first format may be of where it has no tensor that says how many there are.
 const MOST_TEXTS: u64 = 1 << 16;
 
+const TAIL_TOKENS: &str = "tail.tokens";
+const TAIL_TEXT: &str = "tail.text";
+
 /// What a state belongs to: a file of another owner is refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Owner {
+    /// What people call the model, for messages.
+    pub name: Option<String>,
     /// BLAKE3 of configuration and weights.
     pub model: String,
     /// What files of the first format have in its place.
@@ -42,11 +51,18 @@ pub struct Owner {
     pub tokenizer: Option<String>,
 }
 
+impl Owner {
+    /// Whether states of one are states of the other.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.model, &self.tokenizer) == (&other.model, &other.tokenizer)
+    }
+}
+
 /// A tensor as bytes.
 struct Stored<'a> {
     name: &'a str,
     dtype: Dtype,
-    shape: &'a [usize],
+    shape: Vec<usize>,
     bytes: Vec<u8>,
 }
 
@@ -56,7 +72,16 @@ fn stored<'a>(name: &'a str, t: &'a Tensor) -> Result<Stored<'a>> {
         DType::BF16 => (Dtype::BF16, t.to_vec::<bf16>()?.iter().flat_map(|x| x.to_le_bytes()).collect()),
         DType::I32 => (Dtype::I32, t.to_vec::<i32>()?.iter().flat_map(|x| x.to_le_bytes()).collect()),
     };
-    Ok(Stored { name, dtype, shape: t.dims(), bytes })
+    Ok(Stored { name, dtype, shape: t.dims().to_vec(), bytes })
+}
+
+/// What is open of the texts, one after the other.
+fn stored_tails(tails: &[Tail]) -> Vec<Stored<'static>> {
+    let tokens: Vec<u8> = tails.iter().flat_map(|t| &t.tokens).flat_map(|token| token.to_le_bytes()).collect();
+    let text: Vec<u8> = tails.iter().flat_map(|t| &t.text.bytes).copied().collect();
+    let tokens = Stored { name: TAIL_TOKENS, dtype: Dtype::I32, shape: vec![tokens.len() / 4], bytes: tokens };
+    let text = Stored { name: TAIL_TEXT, dtype: Dtype::U8, shape: vec![text.len()], bytes: text };
+    [tokens, text].into_iter().filter(|s| !s.bytes.is_empty()).collect()
 }
 
 /// Writes a state to a file, beside it first and then renamed. A state that holds NaN or infinity is refused: no one could read it back.
@@ -72,6 +97,7 @@ pub fn to_bytes(state: &State, owner: &Owner) -> Result<Vec<u8>> {
         }
     }
     let mut data = state.tensors().map(|(name, t)| stored(name, t)).collect::<Result<Vec<_>>>()?;
+    data.extend(stored_tails(state.tails()));
     data.sort_by_key(|s| s.name);
     let each = |of: &dyn Fn(&Count) -> String| state.counts().iter().map(of).collect::<Vec<_>>().join(",");
     let mut metadata = BTreeMap::from([
@@ -84,7 +110,12 @@ pub fn to_bytes(state: &State, owner: &Owner) -> Result<Vec<u8>> {
         ("text_hash".into(), each(&|c| c.text.map_or("-".into(), |hash| hash.to_string()))),
     ]);
     metadata.extend(owner.tokenizer.iter().map(|print| ("tokenizer".into(), print.clone())));
-    let sum = checksum(&metadata, data.iter().map(|s| (s.name, s.dtype, s.shape, s.bytes.as_slice())));
+    metadata.extend(owner.name.iter().map(|name| ("name".into(), name.clone())));
+    if state.expect_closed().is_err() {
+        let tail = |t: &Tail| format!("{} {}{}", t.tokens.len(), t.text.bytes.len(), if t.text.cut { "+" } else { "-" });
+        metadata.insert("tail".into(), state.tails().iter().map(tail).collect::<Vec<_>>().join(","));
+    }
+    let sum = checksum(&metadata, data.iter().map(|s| (s.name, s.dtype, s.shape.as_slice(), s.bytes.as_slice())));
     metadata.insert("checksum".into(), sum);
     let json = |e: serde_json::Error| Error::Unsupported(format!("the header cannot be written: {e}"));
     // By hand: the crate's writer gives the metadata in any order.
@@ -93,7 +124,7 @@ pub fn to_bytes(state: &State, owner: &Owner) -> Result<Vec<u8>> {
     for s in &data {
         let begin = end;
         end += s.bytes.len();
-        let info = TensorInfo { dtype: s.dtype, shape: s.shape.to_vec(), data_offsets: (begin, end) };
+        let info = TensorInfo { dtype: s.dtype, shape: s.shape.clone(), data_offsets: (begin, end) };
         let (name, info) = (serde_json::to_string(s.name).map_err(json)?, serde_json::to_string(&info).map_err(json)?);
         header += &format!(",{name}:{info}");
     }
@@ -158,16 +189,18 @@ pub fn load(path: &Path, layout: &StateLayout, owner: &Owner, device: &Device) -
 pub fn from_bytes(bytes: &[u8], layout: &StateLayout, owner: &Owner, device: &Device) -> Result<State> {
     let opened = Opened::new(bytes)?;
     opened.expect_owner(layout, owner)?;
-    let counts = opened.counts(layout)?;
+    let counts = opened.counts(Some(layout))?;
+    let tails = opened.tails(counts.len())?;
+    let mut kept = opened.tensors.iter().filter(|(name, _)| ![TAIL_TOKENS, TAIL_TEXT].contains(&name.as_str())).peekable();
     let tensors = match layout.begins {
         // Only what has read nothing keeps nothing.
-        Begins::Absent if opened.tensors.is_empty() && counts.iter().all(|c| c.segments == 0) => Vec::new(),
+        Begins::Absent if kept.peek().is_none() && counts.iter().all(|c| c.segments == 0) => Vec::new(),
         _ => layout.parts.iter().map(|part| opened.tensor(part, counts.len(), device)).collect::<Result<_>>()?,
     };
-    if let Some((name, _)) = opened.tensors.iter().find(|(name, _)| layout.parts.iter().all(|part| part.name != name)) {
+    if let Some((name, _)) = kept.find(|(name, _)| layout.parts.iter().all(|part| part.name != name)) {
         return Err(refused(format!("it holds {name}, which this model's memory has not")));
     }
-    layout.state(tensors, counts)
+    layout.state(tensors, counts)?.with_tails(tails)
 }
 
 fn refused(why: String) -> Error {
@@ -175,14 +208,14 @@ fn refused(why: String) -> Error {
 }
 
 /// A file that is whole and as it was written.
-struct Opened<'a> {
-    metadata: BTreeMap<String, String>,
-    tensors: Vec<(String, TensorView<'a>)>,
+pub(super) struct Opened<'a> {
+    pub(super) metadata: BTreeMap<String, String>,
+    pub(super) tensors: Vec<(String, TensorView<'a>)>,
 }
 
 impl<'a> Opened<'a> {
     /// Refuses bytes that are no state file, or damaged.
-    fn new(bytes: &'a [u8]) -> Result<Self> {
+    pub(super) fn new(bytes: &'a [u8]) -> Result<Self> {
         let broken = |e: safetensors::SafeTensorError| refused(format!("not a whole memory file: {e}"));
         let file = SafeTensors::deserialize(bytes).map_err(broken)?;
         let (_, header) = SafeTensors::read_metadata(bytes).map_err(broken)?;
@@ -204,11 +237,11 @@ impl<'a> Opened<'a> {
         Ok(opened)
     }
 
-    fn is_first(&self) -> bool {
+    pub(super) fn is_first(&self) -> bool {
         self.get("format") == FIRST
     }
 
-    fn get(&self, key: &str) -> &str {
+    pub(super) fn get(&self, key: &str) -> &str {
         self.metadata.get(key).map(String::as_str).unwrap_or_default()
     }
 
@@ -216,8 +249,9 @@ impl<'a> Opened<'a> {
     fn expect_owner(&self, layout: &StateLayout, owner: &Owner) -> Result<()> {
         let (key, own) = if self.is_first() { ("fingerprint", &owner.first) } else { ("model", &owner.model) };
         if self.get(key) != own {
-            let message = format!("it is the memory of another model (fingerprint {}, this model's is {own})", self.get(key));
-            return Err(refused(message));
+            let other = self.metadata.get("name").map_or(String::new(), |name| format!(", {name}"));
+            let why = format!("it is the memory of another model{other} (fingerprint {}, this model's is {own})", self.get(key));
+            return Err(refused(why));
         }
         if self.get("kind") != layout.kind {
             return Err(refused(format!("its kind is '{}', but this model's memory is {}", self.get("kind"), layout.kind)));
@@ -231,8 +265,8 @@ impl<'a> Opened<'a> {
         }
     }
 
-    /// What was read of each text.
-    fn counts(&self, layout: &StateLayout) -> Result<Vec<Count>> {
+    /// What is in the memory of each text. The layout tells files of the first format that say something impossible.
+    pub(super) fn counts(&self, layout: Option<&StateLayout>) -> Result<Vec<Count>> {
         let number = |key: &str, text: &str| {
             text.parse::<u64>().map_err(|_| refused(format!("its {key} should be a number for each text, but has '{text}'")))
         };
@@ -240,7 +274,7 @@ impl<'a> Opened<'a> {
         let texts = number(key, self.get(key))?;
         if self.is_first() {
             // One number for all texts: how many there are must follow from something that takes room in the file.
-            let axis = layout.parts.iter().find_map(|part| {
+            let axis = layout.iter().flat_map(|layout| &layout.parts).find_map(|part| {
                 let (_, view) = self.tensors.iter().find(|(name, _)| name == part.name)?;
                 view.shape().get(part.text_axis()).copied()
             });
@@ -265,6 +299,32 @@ impl<'a> Opened<'a> {
             Ok(Count { tokens: number("tokens_read", t)?, segments: number("segments_read", s)?, text: hash(h)? })
         };
         tokens.iter().zip(&segments).zip(&hashes).map(count).collect()
+    }
+
+    /// What is open of each text.
+    pub(super) fn tails(&self, texts: usize) -> Result<Vec<Tail>> {
+        let data = |name: &str, dtype: Dtype| match self.tensors.iter().find(|(own, _)| own == name) {
+            Some((_, view)) if view.dtype() == dtype && view.shape().len() == 1 => Ok(view.data()),
+            Some(_) => Err(refused(format!("its {name} is not what it should be"))),
+            None => Ok(&[][..]),
+        };
+        let (mut tokens, mut text) = (data(TAIL_TOKENS, Dtype::I32)?.as_chunks::<4>().0, data(TAIL_TEXT, Dtype::U8)?);
+        let unfit = || refused("its open ends are not those of its texts".into());
+        let Some(all) = self.metadata.get("tail") else {
+            return if tokens.is_empty() && text.is_empty() { Ok(vec![Tail::default(); texts]) } else { Err(unfit()) };
+        };
+        let mut tails = Vec::new();
+        for tail in all.split(',') {
+            let cut = tail.ends_with('+');
+            let sizes = tail.strip_suffix(['+', '-']).and_then(|sizes| sizes.split_once(' '));
+            let sizes = sizes.and_then(|(tokens, bytes)| Some((tokens.parse().ok()?, bytes.parse().ok()?)));
+            let taken = sizes.and_then(|(n, bytes)| Some((tokens.split_at_checked(n)?, text.split_at_checked(bytes)?)));
+            let ((own, more), (bytes, rest)) = taken.ok_or_else(unfit)?;
+            (tokens, text) = (more, rest);
+            let own = own.iter().map(|b| i32::from_le_bytes(*b)).collect();
+            tails.push(Tail { tokens: own, text: OpenText { bytes: bytes.to_vec(), cut } });
+        }
+        if tails.len() == texts && tokens.is_empty() && text.is_empty() { Ok(tails) } else { Err(unfit()) }
     }
 
     /// A tensor of the state. Its axes are looked at before anything is made of them.

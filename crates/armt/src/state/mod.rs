@@ -1,8 +1,8 @@
 //! A state as a value: what a recurrence keeps of the texts it has read. It goes into a reading and comes out of it, and can be cloned,
 //! detached, stacked, split, saved and restored.
 //!
-//! A state is made of named tensors, each with an axis of texts, and counts for each text. Which tensors a recurrence has is its
-//! [`StateLayout`]; nothing else knows kinds of states apart.
+//! A state is made of named tensors, each with an axis of texts, and for each text counts and its open tail. Which tensors a recurrence has
+//! is its [`StateLayout`]; nothing else knows kinds of states apart.
 
 pub mod file;
 mod layers;
@@ -14,6 +14,7 @@ pub use layers::LayerState;
 pub use text_hash::TextHash;
 
 use crate::error::{Error, Result};
+use crate::text::OpenText;
 
 /// How much of a text was read, and what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,23 @@ pub struct Count {
 impl Default for Count {
     fn default() -> Self {
         Count { tokens: 0, segments: 0, text: Some(TextHash::default()) }
+    }
+}
+
+/// The end of a text that was read and is not in the memory yet, because more may come: tokens that do not fill a segment (on a GPU, a group
+/// of segments), and behind them text whose tokens are not certain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tail {
+    /// Tokens.
+    pub tokens: Vec<i32>,
+    /// What comes after them.
+    pub text: OpenText,
+}
+
+impl Tail {
+    /// Whether nothing is open.
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty() && self.text.bytes.is_empty()
     }
 }
 
@@ -163,7 +181,7 @@ impl StateLayout {
             Begins::Zero => self.parts.iter().map(zeros).collect::<Result<_>>()?,
             Begins::Absent => Vec::new(),
         };
-        Ok(State { kind: self.kind, parts, counts: vec![Count::default(); texts] })
+        Ok(State { kind: self.kind, parts, counts: vec![Count::default(); texts], tails: vec![Tail::default(); texts] })
     }
 
     /// A state of tensors in the layout's order. Tensors that do not fit are an error.
@@ -178,7 +196,8 @@ impl StateLayout {
             Ok(Part { name: part.name, text_axis: part.text_axis(), tensor })
         };
         let parts = self.parts.iter().zip(tensors).map(part).collect::<Result<_>>()?;
-        Ok(State { kind: self.kind, parts, counts })
+        let tails = vec![Tail::default(); counts.len()];
+        Ok(State { kind: self.kind, parts, counts, tails })
     }
 
     /// Refuses a state that is not of this layout, or of another number of texts.
@@ -222,6 +241,7 @@ pub struct State {
     kind: &'static str,
     parts: Vec<Part>,
     counts: Vec<Count>,
+    tails: Vec<Tail>,
 }
 
 impl State {
@@ -235,22 +255,27 @@ impl State {
         self.counts.len()
     }
 
-    /// How much of each text was read.
+    /// How much of each text is in the memory.
     pub fn counts(&self) -> &[Count] {
         &self.counts
     }
 
-    /// Tokens read, of the text that has read most.
+    /// What is open of each text.
+    pub fn tails(&self) -> &[Tail] {
+        &self.tails
+    }
+
+    /// Tokens in the memory, of the text that has read most.
     pub fn tokens_read(&self) -> u64 {
         self.counts.iter().map(|c| c.tokens).max().unwrap_or(0)
     }
 
-    /// Segments read, of the text that has read most.
+    /// Segments in the memory, of the text that has read most.
     pub fn segments_read(&self) -> u64 {
         self.counts.iter().map(|c| c.segments).max().unwrap_or(0)
     }
 
-    /// Whether nothing was read yet, of any text.
+    /// Whether nothing is in the memory yet, of any text.
     pub fn is_empty(&self) -> bool {
         self.counts.iter().all(|c| c.segments == 0)
     }
@@ -273,6 +298,24 @@ impl State {
     /// The values, with these counts.
     pub fn with_counts(self, counts: Vec<Count>) -> Self {
         State { counts, ..self }
+    }
+
+    /// The state with these tails, one for each text. Another number of them is an error.
+    pub fn with_tails(self, tails: Vec<Tail>) -> Result<Self> {
+        if tails.len() != self.texts() {
+            return Err(Error::Texts { state: self.texts(), texts: tails.len() });
+        }
+        Ok(State { tails, ..self })
+    }
+
+    /// Refuses a state with an open tail, for what would lose it.
+    pub fn expect_closed(&self) -> Result<()> {
+        match self.tails.iter().position(|tail| !tail.is_empty()) {
+            Some(text) => {
+                Err(Error::input("a state whose texts have ended", format!("one with more of text {} to read", text + 1)))
+            }
+            None => Ok(()),
+        }
     }
 
     /// The counts after as many further tokens and segments of each text, whichever tokens these are.
@@ -318,7 +361,8 @@ impl State {
             let parts = texts.iter().map(one).collect::<armt_engine::Result<Vec<_>>>()?;
             ops::concat(&parts.iter().collect::<Vec<_>>(), part.text_axis)
         })?;
-        Ok(State { counts: texts.iter().map(|text| self.counts[*text]).collect(), ..some })
+        let counts = texts.iter().map(|text| self.counts[*text]).collect();
+        Ok(State { counts, tails: texts.iter().map(|text| self.tails[*text].clone()).collect(), ..some })
     }
 
     /// The states of the texts, one each.
@@ -328,7 +372,11 @@ impl State {
 
     /// States of several texts as one, in order. No state at all, or states that differ in more than their texts, are an error.
     pub fn stack(states: &[Self]) -> Result<Self> {
-        let first = states.first().ok_or_else(|| Error::input("at least one state", "none"))?;
+        let first = match states {
+            [] => return Err(Error::input("at least one state", "none")),
+            [one] => return Ok(one.clone()),
+            [first, ..] => first,
+        };
         let alike = |s: &Self| s.kind == first.kind && s.parts.len() == first.parts.len();
         if let Some(odd) = states.iter().find(|s| !alike(s)) {
             let one = |s: &Self| format!("{} tensors of kind {}", s.parts.len(), s.kind);
@@ -339,7 +387,8 @@ impl State {
             let tensors: Vec<&Tensor> = states.iter().map(|s| &s.parts[i].tensor).collect();
             parts.push(Part { tensor: ops::concat(&tensors, part.text_axis)?, ..part.clone() });
         }
-        Ok(State { kind: first.kind, parts, counts: states.iter().flat_map(|s| s.counts.iter().copied()).collect() })
+        let counts = states.iter().flat_map(|s| s.counts.iter().copied()).collect();
+        Ok(State { kind: first.kind, parts, counts, tails: states.iter().flat_map(|s| s.tails.iter().cloned()).collect() })
     }
 
     fn try_map(&self, f: impl Fn(&Part) -> armt_engine::Result<Tensor>) -> Result<Self> {

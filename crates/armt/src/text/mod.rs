@@ -1,5 +1,6 @@
 //! Text and tokens: the tokenizer, texts of any length as a stream of tokens, and books as sentences.
 
+mod border;
 mod prefetch;
 mod sentences;
 mod stream;
@@ -8,6 +9,6 @@ mod vocabulary;
 
 pub use prefetch::{Counts, TokenPrefetch};
 pub use sentences::{Lines, sentences};
-pub use stream::{Piece, Source, TokenStream};
-pub use tokenizer::{END_OF_TEXT, Speech, Tokenizer, end_tokens};
+pub use stream::{Piece, Source, TokenStream, TokenizerThreads};
+pub use tokenizer::{END_OF_TEXT, OpenText, Speech, Tokenizer, end_tokens};
 pub use vocabulary::Vocabulary;

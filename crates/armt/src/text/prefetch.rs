@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use super::stream::{Piece, TokenStream};
-use super::tokenizer::quietly;
+use super::tokenizer::{OpenText, quietly};
 use crate::error::{Error, Result};
 
 /// Pieces that wait at most: enough to smooth out a slow disk, few enough to stay small in memory.
@@ -16,11 +16,19 @@ const GLANCE: Duration = Duration::from_millis(50);
 
 /// The tokens of a [`TokenStream`], prepared ahead. The iterator gives [`Error::Interrupted`] once `stop` is set.
 pub struct TokenPrefetch {
-    pieces: Receiver<Result<Piece>>,
+    pieces: Receiver<Result<Step>>,
     stop: Arc<AtomicBool>,
     current: std::vec::IntoIter<i32>,
     counts: Counts,
+    rest: Option<OpenText>,
     ended: bool,
+}
+
+/// What the thread gives.
+enum Step {
+    Piece(Piece),
+    /// The end: how far the reading came, and what is left open there.
+    End(Piece, OpenText),
 }
 
 /// What an [`TokenPrefetch`] has given so far; clones go on counting with it.
@@ -48,14 +56,21 @@ impl TokenPrefetch {
             // A tokenizer that panics must not look like the end of the text.
             while let Some(piece) = quietly(|| stream.next_piece().transpose()).unwrap_or_else(broken) {
                 let failed = piece.is_err();
-                if sender.send(piece).is_err() || failed {
+                if sender.send(piece.map(Step::Piece)).is_err() || failed {
                     return;
                 }
             }
+            // Nobody may be listening any more.
+            let _ = sender.send(Ok(Step::End(stream.so_far(), stream.rest())));
         };
         let thread = std::thread::Builder::new().name("tokenizer".into()).spawn(work);
         thread.map_err(|source| Error::System { what: "a thread for the tokenizer", source })?;
-        Ok(TokenPrefetch { pieces, stop, current: Vec::new().into_iter(), counts: Counts::default(), ended: false })
+        Ok(TokenPrefetch { pieces, stop, current: Vec::new().into_iter(), counts: Counts::default(), rest: None, ended: false })
+    }
+
+    /// What the text's end left open, once all tokens were given.
+    pub fn rest(&self) -> Option<&OpenText> {
+        self.rest.as_ref()
     }
 
     /// What was given so far.
@@ -79,7 +94,14 @@ impl Iterator for TokenPrefetch {
                 return Some(Err(Error::Interrupted));
             }
             match self.pieces.recv_timeout(GLANCE) {
-                Ok(Ok(piece)) => {
+                Ok(Ok(step)) => {
+                    let piece = match step {
+                        Step::Piece(piece) => piece,
+                        Step::End(piece, rest) => {
+                            (self.rest, self.ended) = (Some(rest), true);
+                            piece
+                        }
+                    };
                     let Counts(counts) = &self.counts;
                     counts[0].store(piece.bytes, Ordering::Relaxed);
                     counts[1].store(piece.replaced, Ordering::Relaxed);

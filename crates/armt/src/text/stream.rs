@@ -1,21 +1,30 @@
 //! Texts of any length as tokens, in constant memory.
 //!
-//! A text is read in blocks, and given to the tokenizer in pieces. It is cut only before a single space between two characters that are
-//! no whitespace: there, tokenizers of GPT-2's kind always end a token, so the pieces give exactly the tokens of the whole, wherever the
-//! blocks end. Only where 1 MiB has no such place is it cut at the border of a character.
+//! A text is read in blocks, cut at its [borders](super::border) and given to the tokenizer in pieces, several at a time on threads of
+//! their own. Only where 1 MiB has no border is it cut at the border of a character. Either way the tokens depend on the text alone: not on
+//! how much of it came at once, nor on the threads.
+//!
+//! A text may go on later. What is behind its last border when its sources end is not tokenized: it is the [`OpenText`], with which
+//! another stream begins.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::tokenizer::{Joint, Tokenizer};
+use rayon::prelude::*;
+
+use super::tokenizer::{Joint, OpenText, Tokenizer};
 use crate::error::{Error, Result};
 
-/// Bytes read at once: large for the disk, small enough for a progress bar to move with.
-const BLOCK: usize = 64 << 10;
+/// Bytes read at once: enough for all threads, few enough for a progress bar to move with.
+const BLOCK: usize = 1 << 20;
+/// Bytes that a piece has where borders allow: some milliseconds of work.
+const PIECE: usize = 16 << 10;
 /// The longest piece of text, in bytes.
 const LONGEST: usize = 1 << 20;
+/// Bytes of a character at most.
+const CHARACTER: usize = 4;
 
 /// A text to read: a file, standard input or anything that gives bytes.
 pub struct Source {
@@ -76,13 +85,13 @@ fn empty(name: &Path) -> Error {
 pub struct Piece {
     /// Its tokens.
     pub tokens: Vec<i32>,
-    /// Bytes read from all texts so far.
+    /// Bytes read from all sources so far.
     pub bytes: u64,
     /// How many of them were no UTF-8 and became U+FFFD.
     pub replaced: u64,
 }
 
-/// The tokens of some texts, one after the other, piece by piece. A token never spans two texts.
+/// The tokens of a text, piece by piece. Its sources are read one after the other as one text.
 pub struct TokenStream {
     tokenizer: Arc<Tokenizer>,
     sources: std::vec::IntoIter<Source>,
@@ -92,22 +101,38 @@ pub struct TokenStream {
     kept: usize,
     /// Text that is not yet cut into pieces.
     text: String,
-    /// The current text was cut before, so that `text` starts within it.
+    /// The text was cut before, so that `text` starts within it.
     cut_before: bool,
-    ended: bool,
-    /// Where the current text started in the count of bytes.
+    /// Where the current source started in the count of bytes.
     started_at: u64,
     bytes: u64,
     replaced: u64,
+    /// None: pieces are tokenized one after the other.
+    threads: Option<Arc<TokenizerThreads>>,
+    /// Of the iterator.
+    current_tokens: std::vec::IntoIter<i32>,
+}
+
+/// Threads that tokenize, for any number of streams.
+pub struct TokenizerThreads(rayon::ThreadPool);
+
+impl TokenizerThreads {
+    /// As many threads as the machine runs at a time. A system that gives none is an error.
+    pub fn start() -> Result<Arc<Self>> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("tokenizer-{i}")).build();
+        let source = |e: rayon::ThreadPoolBuildError| std::io::Error::other(e.to_string());
+        Ok(Arc::new(TokenizerThreads(pool.map_err(|e| Error::System { what: "threads for the tokenizer", source: source(e) })?)))
+    }
 }
 
 impl TokenStream {
-    /// A stream over texts in their order. A tokenizer whose tokens of a text are not those of its pieces is refused.
+    /// A stream over sources in their order. A tokenizer whose tokens of a text are not those of its pieces is refused.
     pub fn new(tokenizer: Arc<Tokenizer>, sources: Vec<Source>) -> Result<Self> {
         Self::with_block(tokenizer, sources, BLOCK)
     }
 
-    /// A stream over texts with another number of bytes read at once; at least 16.
+    /// A stream over sources with another number of bytes read at once; at least 16.
     pub fn with_block(tokenizer: Arc<Tokenizer>, sources: Vec<Source>, block: usize) -> Result<Self> {
         if tokenizer.joint() == Joint::None {
             return Err(Error::Unsupported(
@@ -122,69 +147,138 @@ impl TokenStream {
             kept: 0,
             text: String::new(),
             cut_before: false,
-            ended: true,
             started_at: 0,
             bytes: 0,
             replaced: 0,
+            threads: None,
+            current_tokens: Vec::new().into_iter(),
         })
     }
 
-    /// The next piece, `None` after the last text. An unreadable or empty text is an error with its name.
+    /// The stream, begun with what an earlier one left open.
+    pub fn after(mut self, open: &OpenText) -> Self {
+        let (kept, replaced) = decode(&open.bytes, &mut self.text);
+        self.block[..kept].copy_from_slice(&open.bytes[open.bytes.len() - kept..]);
+        (self.kept, self.replaced, self.cut_before) = (kept, replaced, open.cut);
+        self
+    }
+
+    /// The stream, with threads that tokenize its pieces side by side.
+    pub fn on_threads(mut self, threads: &Arc<TokenizerThreads>) -> Self {
+        self.threads = Some(threads.clone());
+        self
+    }
+
+    /// The next pieces as one, `None` after the last border. An unreadable or empty source is an error with its name.
     pub fn next_piece(&mut self) -> Result<Option<Piece>> {
         loop {
-            if self.ended && self.text.is_empty() {
-                let Some(next) = self.sources.next() else { return Ok(None) };
-                (self.current, self.ended, self.cut_before, self.started_at) = (Some(next), false, false, self.bytes);
+            let ended = !self.read_block()?;
+            let cuts = self.cuts();
+            if let Some(end) = cuts.last() {
+                let tokens = self.encode(&cuts)?;
+                self.text.drain(..end);
+                self.cut_before = true;
+                return Ok(Some(Piece { tokens, ..self.so_far() }));
             }
-            if !self.ended && self.text.len() <= LONGEST + 4 {
-                self.read_block()?;
+            if ended {
+                return Ok(None);
             }
-            let at = match place(&self.text) {
-                _ if self.ended && self.text.len() <= LONGEST => self.text.len(),
-                Some(at) => at,
-                None if self.ended => self.text.len(),
-                None => continue,
+        }
+    }
+
+    /// How far the reading has come; no tokens.
+    pub fn so_far(&self) -> Piece {
+        Piece { tokens: Vec::new(), bytes: self.bytes, replaced: self.replaced }
+    }
+
+    /// What is not tokenized when the sources have ended.
+    pub fn rest(&self) -> OpenText {
+        OpenText { bytes: [self.text.as_bytes(), &self.block[..self.kept]].concat(), cut: self.cut_before }
+    }
+
+    /// Reads a block and decodes it. Says whether there was one.
+    fn read_block(&mut self) -> Result<bool> {
+        loop {
+            let Some(source) = &mut self.current else {
+                let Some(next) = self.sources.next() else { return Ok(false) };
+                (self.current, self.started_at) = (Some(next), self.bytes);
+                continue;
             };
-            if at > 0 {
-                return self.piece(at).map(Some);
+            let read = source.read(&mut self.block[self.kept..])?;
+            self.bytes += read as u64;
+            if read == 0 {
+                if self.bytes == self.started_at {
+                    return Err(empty(&source.name));
+                }
+                self.current = None;
+                continue;
             }
+            let filled = self.kept + read;
+            let (kept, replaced) = decode(&self.block[..filled], &mut self.text);
+            self.block.copy_within(filled - kept..filled, 0);
+            self.kept = kept;
+            self.replaced += replaced;
+            return Ok(true);
         }
     }
 
-    /// Reads a block of the current text and decodes it.
-    fn read_block(&mut self) -> Result<()> {
-        let Some(source) = &mut self.current else { return Ok(()) };
-        let read = source.read(&mut self.block[self.kept..])?;
-        self.bytes += read as u64;
-        self.ended = read == 0;
-        if self.ended && self.bytes == self.started_at {
-            return Err(empty(&source.name));
+    /// Where the text that is there is cut.
+    fn cuts(&self) -> Vec<usize> {
+        let borders = self.tokenizer.borders();
+        let (mut cuts, mut from) = (Vec::new(), 0);
+        loop {
+            let text = &self.text[from..];
+            let near = borders.last(text, PIECE);
+            let cut = near.or_else(|| borders.first(text, PIECE, LONGEST)).or_else(|| forced(text));
+            let Some(cut) = cut else { return cuts };
+            from += cut;
+            cuts.push(from);
         }
-        let filled = self.kept + read;
-        let (kept, replaced) = decode(&self.block[..filled], self.ended, &mut self.text);
-        self.block.copy_within(filled - kept..filled, 0);
-        self.kept = kept;
-        self.replaced += replaced;
-        Ok(())
     }
 
-    /// Takes the first `at` bytes of the text to the tokenizer.
-    fn piece(&mut self, at: usize) -> Result<Piece> {
-        let text = &self.text[..at];
-        let text = match self.tokenizer.joint() {
-            Joint::Drop if self.cut_before => text.strip_prefix(' ').unwrap_or(text),
-            _ => text,
+    /// The tokens of the text up to the last of some cuts.
+    fn encode(&self, cuts: &[usize]) -> Result<Vec<i32>> {
+        let starts = std::iter::once(0).chain(cuts.iter().copied());
+        let pieces: Vec<(usize, usize)> = starts.zip(cuts.iter().copied()).collect();
+        let (tokenizer, text, cut) = (&self.tokenizer, &self.text, self.cut_before);
+        let one = |(from, to): &(usize, usize)| tokenizer.encode_part(&text[*from..*to], cut || *from > 0);
+        let tokens: Result<Vec<Vec<i32>>> = match &self.threads {
+            Some(threads) if pieces.len() > 1 => threads.0.install(|| pieces.par_iter().map(one).collect()),
+            _ => pieces.iter().map(one).collect(),
         };
-        let tokens = self.tokenizer.encode(text)?;
-        self.text.drain(..at);
-        self.cut_before = true;
-        Ok(Piece { tokens, bytes: self.bytes, replaced: self.replaced })
+        Ok(tokens?.concat())
     }
 }
 
+/// The tokens one by one. After an error there are no more.
+impl Iterator for TokenStream {
+    type Item = Result<i32>;
+
+    fn next(&mut self) -> Option<Result<i32>> {
+        loop {
+            if let Some(token) = self.current_tokens.next() {
+                return Some(Ok(token));
+            }
+            match self.next_piece() {
+                Ok(Some(piece)) => self.current_tokens = piece.tokens.into_iter(),
+                Ok(None) => return None,
+                Err(error) => {
+                    (self.current, self.sources, self.text) = (None, Vec::new().into_iter(), String::new());
+                    return Some(Err(error));
+                }
+            }
+        }
+    }
+}
+
+/// Where a text is cut that has no border within the longest piece. It has to be known of one more character that there is none.
+fn forced(text: &str) -> Option<usize> {
+    (text.len() > LONGEST + 2 * CHARACTER).then(|| (0..=LONGEST).rev().find(|i| text.is_char_boundary(*i)))?
+}
+
 /// Adds the text of some bytes to `text`, with U+FFFD for what is no UTF-8. Gives the number of bytes at the end that are the start of a
-/// character, unless these are the `last` bytes, and the number of those replaced.
-fn decode(bytes: &[u8], last: bool, text: &mut String) -> (usize, u64) {
+/// character, and the number of those replaced.
+fn decode(bytes: &[u8], text: &mut String) -> (usize, u64) {
     let (mut rest, mut replaced) = (bytes, 0);
     loop {
         let error = match std::str::from_utf8(rest) {
@@ -196,23 +290,9 @@ fn decode(bytes: &[u8], last: bool, text: &mut String) -> (usize, u64) {
         };
         let (valid, bad) = rest.split_at(error.valid_up_to());
         text.push_str(&String::from_utf8_lossy(valid));
-        let wrong = match error.error_len() {
-            None if !last => return (bad.len(), replaced),
-            length => length.unwrap_or(bad.len()),
-        };
+        let Some(wrong) = error.error_len() else { return (bad.len(), replaced) };
         text.push(char::REPLACEMENT_CHARACTER);
         replaced += wrong as u64;
         rest = &bad[wrong..];
     }
-}
-
-/// Where a text may be cut: the last place within [`LONGEST`] bytes that no token crosses. If there is none, the border of a character
-/// once the text is longer, and `None` before. What it gives depends on the text alone and not on how much of it came at once.
-fn place(text: &str) -> Option<usize> {
-    let within = &text.as_bytes()[..text.len().min(LONGEST + 1)];
-    let solid = |c: Option<char>| c.is_some_and(|c| !c.is_whitespace());
-    let mut spaces = within.iter().enumerate().rev().filter(|(_, b)| **b == b' ').map(|(i, _)| i);
-    let safe = spaces.find(|i| solid(text[..*i].chars().next_back()) && solid(text[i + 1..].chars().next()));
-    // A space at the very end of what may be cut is judged by the character after it, of up to four bytes.
-    safe.or_else(|| (text.len() > LONGEST + 4).then(|| (0..=LONGEST).rev().find(|i| text.is_char_boundary(*i)))?)
 }

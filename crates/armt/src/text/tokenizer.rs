@@ -13,11 +13,11 @@ use tokenizers::models::bpe::{BPE, Merges, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, DecodeStream};
 
+use super::border::Borders;
 use super::vocabulary::{FILE as VOCABULARY, Vocabulary};
 use crate::error::{Error, Result};
 use crate::files::write_beside;
 
-/// GPT-2's one special token.
 /// What many tokenizers end a text with.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
 
@@ -25,11 +25,21 @@ pub const END_OF_TEXT: &str = "<|endoftext|>";
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     joint: Joint,
+    borders: Borders,
     vocabulary: Option<Vocabulary>,
 }
 
 /// More tokens than any tokenizer has. Numbers beyond it are damage, and tables by number would fill the machine.
 const MOST_TOKENS: usize = 1 << 24;
+
+/// The end of a text whose tokens depend on what comes after it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpenText {
+    /// Its bytes, the last of which may be the start of a character.
+    pub bytes: Vec<u8>,
+    /// Whether other text came before it.
+    pub cut: bool,
+}
 
 /// What becomes of the space at which a text is cut in two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,11 +193,13 @@ impl Tokenizer {
     fn checked(mut inner: tokenizers::Tokenizer) -> Result<Self> {
         inner.with_truncation(None).map_err(|e| Error::Tokenizer(e.to_string()))?;
         inner.with_padding(None);
-        let mut tokenizer = Tokenizer { inner, joint: Joint::None, vocabulary: None };
-        let tokens = tokenizer.all();
+        let tokens = tokens_of(&inner);
         if tokens > MOST_TOKENS {
             return Err(Error::Tokenizer(format!("expected tokens below {MOST_TOKENS}, got {}", tokens - 1)));
         }
+        let value = as_json(&inner)?;
+        let borders = Borders::of(&value, inner.get_added_tokens_decoder().into_values());
+        let mut tokenizer = Tokenizer { inner, joint: Joint::None, borders, vocabulary: None };
         for joint in [Joint::Drop, Joint::Keep] {
             if tokenizer.holds(joint)? {
                 tokenizer.joint = joint;
@@ -212,6 +224,10 @@ impl Tokenizer {
         self.joint
     }
 
+    pub(super) fn borders(&self) -> &Borders {
+        &self.borders
+    }
+
     /// Writes `tokenizer.json` into a folder, and `vocabulary.json` if it has a small vocabulary; beside them first and then renamed.
     pub fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join("tokenizer.json");
@@ -223,7 +239,7 @@ impl Tokenizer {
     /// BLAKE3 of what decides which numbers a text becomes: pieces, merges, added tokens and how text is prepared for them, and the small
     /// vocabulary if there is one. How it is written in files does not count, nor what it says of other things.
     pub fn fingerprint(&self) -> Result<String> {
-        let value = serde_json::to_value(&self.inner).map_err(|e| Error::Tokenizer(format!("tokenizer: {e}")))?;
+        let value = as_json(&self.inner)?;
         let mut hasher = blake3::Hasher::new();
         for key in ["added_tokens", "normalizer", "pre_tokenizer", "model"] {
             add_value(&mut hasher, key, &value[key]);
@@ -248,7 +264,7 @@ impl Tokenizer {
 
     /// Tokens of the tokenizer, before any are left out.
     fn all(&self) -> usize {
-        self.inner.get_vocab(true).values().max().map_or(0, |id| *id as usize + 1)
+        tokens_of(&self.inner)
     }
 
     /// The token that ends a text in GPT-2's vocabulary, `<|endoftext|>`; `None` if the tokenizer has none, or shares its number with
@@ -269,6 +285,19 @@ impl Tokenizer {
             None => Ok(ids.map(|id| *id as i32).collect()),
             Some(small) => ids.map(|id| small.number(*id)).collect(),
         }
+    }
+
+    /// The tokens of a part of a text between two of its borders; `cut` says whether other text is before it.
+    pub(super) fn encode_part(&self, part: &str, cut: bool) -> Result<Vec<i32>> {
+        match self.joint {
+            Joint::Drop if cut => self.encode(part.strip_prefix(' ').unwrap_or(part)),
+            _ => self.encode(part),
+        }
+    }
+
+    /// The tokens of the end of a text, if nothing comes after it. Bytes that are no UTF-8 are read as U+FFFD.
+    pub fn encode_open(&self, open: &OpenText) -> Result<Vec<i32>> {
+        if open.bytes.is_empty() { Ok(Vec::new()) } else { self.encode_part(&String::from_utf8_lossy(&open.bytes), open.cut) }
     }
 
     /// The text of tokens, special ones left out. Bytes that are no UTF-8 become U+FFFD, and so does a token of a small vocabulary that
@@ -298,6 +327,15 @@ impl Tokenizer {
             None => u32::try_from(token).map(Some).map_err(|_| Error::Tokenizer(format!("expected tokens from 0 up, got {token}"))),
         }
     }
+}
+
+fn as_json(tokenizer: &tokenizers::Tokenizer) -> Result<Value> {
+    serde_json::to_value(tokenizer).map_err(|e| Error::Tokenizer(format!("tokenizer: {e}")))
+}
+
+/// One more than the largest token.
+fn tokens_of(inner: &tokenizers::Tokenizer) -> usize {
+    inner.get_vocab(true).values().max().map_or(0, |id| *id as usize + 1)
 }
 
 thread_local! {

@@ -1,8 +1,8 @@
 //! BABILong judged: the share of questions that a model answers right, by task and length of the context.
 //!
 //! A sample is read as the authors read it: `context ++ question ++ GEN` is cut into segments from its start, all but the last go into
-//! the memory, and the answer follows from the last. What is whole of the context is read by the [`Reader`], several samples side by
-//! side; the rest of it, the question and GEN are what [`generate`] goes on from. The answer is the most probable token each
+//! the memory, and the answer follows from the last. What is whole of the context is read by the [`Reader`], several samples of any lengths
+//! side by side; the rest of it, the question and GEN are what [`generate_each`] goes on from. The answer is the most probable token each
 //! time, at most 10, cut at EOS. It may reach over a segment's end as it may in training; the next segment is begun then.
 //!
 //! A context is a stream and never in memory, so that 50 million tokens take no more than a thousand.
@@ -23,10 +23,9 @@ use crate::error::{Error, Result};
 use crate::tasks::babi::Task;
 use crate::tasks::babilong::{Babilong, Facts, Length, Sample, Stories};
 use armt::State;
-use armt::generate::{Options, generate};
+use armt::generate::{Generated, Options, generate_each};
 use armt::model::Model;
 use armt::reader::{End, Reader, Tokens};
-use armt::segment::Batch;
 
 /// Tokens that an answer may have, as in the paper.
 const ANSWER: usize = 10;
@@ -136,61 +135,39 @@ impl<'m> Judge<'m> {
         if each(*before).is_break() { Err(Error::Interrupted) } else { Ok(answered.collect()) }
     }
 
-    /// What the model answers to some samples. Those whose contexts have as many whole segments are read side by side, and of these
-    /// those with as many tokens left are answered side by side. `each` hears how many tokens of contexts were read.
+    /// What the model answers to some samples, read and answered side by side. `each` hears how many tokens of contexts were read.
     fn answer(&mut self, samples: &[Sample], each: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<Vec<String>> {
-        let size = self.model.config().segment_size;
-        let mut texts = vec![String::new(); samples.len()];
-        let mut done = 0;
-        for read in alike(samples.iter().map(|s| s.length() / size)) {
-            let mut streams: Vec<_> = read.iter().map(|i| samples[*i].tokens()).collect();
-            let whole = samples[read[0]].length() / size * size;
-            let state = self.read(&mut streams, whole, &mut |tokens| each(done + tokens * read.len() as u64))?;
-            done += (whole * read.len()) as u64;
-            let rests = streams.into_iter().map(Iterator::collect).collect::<armt::Result<Vec<Vec<i32>>>>()?;
-            for rows in alike(rests.iter().map(Vec::len)) {
-                let ids = rows.iter().flat_map(|row| rests[*row].iter().copied()).collect();
-                let prompt = Batch { ids, texts: rows.len(), mask: None };
-                let said = self.say(&prompt, &state.pick(&rows)?)?;
-                rows.iter().zip(said).for_each(|(row, text)| texts[read[*row]] = text);
-                if each(done).is_break() {
-                    return Err(Error::Interrupted);
-                }
-            }
-        }
-        Ok(texts)
+        let mut streams: Vec<_> = samples.iter().map(Sample::tokens).collect();
+        let states = self.read(&mut streams, samples, each)?;
+        let rests = streams.into_iter().map(Iterator::collect).collect::<armt::Result<Vec<Vec<i32>>>>()?;
+        let end = self.babilong.end_token();
+        let options = Options { max_new_tokens: ANSWER, stop: vec![end], ..Options::default() };
+        let text = |said: &Generated| {
+            let tokens = said.tokens[0].split(|t| *t == end).next().unwrap_or_default();
+            Ok(self.babilong.tokenizer().decode(tokens)?.trim().to_string())
+        };
+        generate_each(self.model, &rests, &states, &options)?.iter().map(text).collect()
     }
 
-    /// The memory after the first `whole` tokens of each stream, which are whole segments.
+    /// The memory after the whole segments of each sample's context.
     fn read<T: Iterator<Item = armt::Result<i32>>>(
         &mut self,
         streams: &mut [T],
-        whole: usize,
+        samples: &[Sample],
         each: &mut dyn FnMut(u64) -> ControlFlow<()>,
-    ) -> Result<State> {
-        let empty = self.model.empty(streams.len())?;
-        if whole == 0 {
-            return Ok(empty);
-        }
-        self.reader.begin(empty)?;
-        let mut heads: Vec<_> = streams.iter_mut().map(|s| s.by_ref().take(whole)).collect();
+    ) -> Result<Vec<State>> {
+        let size = self.model.config().segment_size;
+        self.reader.begin(self.model.empty(samples.len())?)?;
+        let heads = streams.iter_mut().zip(samples);
+        let mut heads: Vec<_> = heads.map(|(stream, sample)| stream.by_ref().take(sample.length() / size * size)).collect();
         let mut texts: Vec<Tokens<'_>> = heads.iter_mut().map(|head| head as Tokens<'_>).collect();
         match self.reader.read_all(&mut texts, &mut |progress| each(progress.tokens))? {
-            End::Finished => Ok(self.reader.state().clone()),
+            End::Finished => {
+                self.reader.close()?;
+                Ok(self.reader.states()?)
+            }
             End::Stopped => Err(Error::Interrupted),
         }
-    }
-
-    /// What the model says after a prompt, of each text.
-    fn say(&self, prompt: &Batch, state: &State) -> Result<Vec<String>> {
-        let end = self.babilong.end_token();
-        let options = Options { max_new_tokens: ANSWER, stop: vec![end], ..Options::default() };
-        let said = generate(self.model, prompt, state, &options, &mut |_| {})?.tokens;
-        let text = |tokens: &Vec<i32>| {
-            let tokens = tokens.split(|t| *t == end).next().unwrap_or_default();
-            Ok(self.babilong.tokenizer().decode(tokens)?.trim().to_string())
-        };
-        said.iter().map(text).collect()
     }
 }
 
@@ -204,16 +181,4 @@ pub fn count(task: Task, length: Length, answers: &[Answered], label_match: bool
         exact_match: share(|a| a.exact),
         label_match: label_match.then(|| share(|a| a.label)),
     }
-}
-
-/// The places of equal keys, in the order in which the keys first come.
-fn alike(keys: impl Iterator<Item = usize>) -> Vec<Vec<usize>> {
-    let mut groups: Vec<(usize, Vec<usize>)> = Vec::new();
-    for (place, key) in keys.enumerate() {
-        match groups.iter_mut().find(|(k, _)| *k == key) {
-            Some((_, group)) => group.push(place),
-            None => groups.push((key, vec![place])),
-        }
-    }
-    groups.into_iter().map(|(_, group)| group).collect()
 }

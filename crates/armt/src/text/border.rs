@@ -1,0 +1,200 @@
+//! Where a text may be cut so that its pieces have the tokens of the whole, whatever comes after: its borders.
+//!
+//! Whether a place is a border follows from the text before it and the characters at it alone. So a text can be read in blocks, tokenized by
+//! several threads, and gone on with later: what is before its last border has the tokens that it will always have.
+//!
+//! Tokenizers of GPT-2's kind (byte-level BPE behind its regular expression, nothing that changes the text first) never join what the
+//! expression holds apart:
+//!
+//! ```text
+//! 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+//! ```
+//!
+//! A match of it that ends in no whitespace ends where letters, numbers, other characters or whitespace follow one another, and no alternative
+//! goes on beyond such a change but one with an apostrophe before letters. What comes after the change does not alter it: only whitespace
+//! looks ahead. So every such change, with no whitespace before it and no apostrophe between, is a border. What class a character has is
+//! asked only where every version of Unicode says the same; places beside others are no borders.
+//!
+//! Of any other tokenizer a single space between two characters that are no whitespace is taken for a border, and it is tried on some texts
+//! whether that holds. Neither kind has a border within one of the tokenizer's added tokens.
+
+use serde_json::Value;
+use tokenizers::AddedToken;
+
+/// The borders of a tokenizer.
+#[derive(Debug)]
+pub(super) struct Borders {
+    rule: Rule,
+    added: Vec<Added>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rule {
+    /// Where the class of characters changes: GPT-2's kind.
+    Classes,
+    /// At single spaces.
+    Spaces,
+}
+
+/// A text that is a token by itself wherever it stands.
+#[derive(Debug)]
+struct Added {
+    text: String,
+    /// What is before it matters to it.
+    looks_back: bool,
+    /// What is after it matters to it.
+    looks_ahead: bool,
+}
+
+/// What GPT-2's expression takes a character for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    Space,
+    Letter,
+    Number,
+    Other,
+    /// Not looked into.
+    Unsure,
+}
+
+impl Borders {
+    /// The borders of a tokenizer from its JSON.
+    pub(super) fn of(tokenizer: &Value, added: impl Iterator<Item = AddedToken>) -> Self {
+        let before = &tokenizer["pre_tokenizer"];
+        let gpt2 = tokenizer["normalizer"].is_null()
+            && before["type"] == "ByteLevel"
+            && before["add_prefix_space"] == false
+            && before["use_regex"] != false
+            && tokenizer["model"]["type"] == "BPE"
+            && tokenizer["model"]["dropout"].is_null();
+        let added = added.map(|token| Added {
+            text: token.content,
+            looks_back: token.lstrip || token.single_word,
+            looks_ahead: token.rstrip || token.single_word,
+        });
+        Borders { rule: if gpt2 { Rule::Classes } else { Rule::Spaces }, added: added.filter(|a| !a.text.is_empty()).collect() }
+    }
+
+    /// The last border of a text, not after `end`.
+    pub(super) fn last(&self, text: &str, end: usize) -> Option<usize> {
+        (1..text.len().min(end + 1)).rev().find(|at| self.is(text, *at))
+    }
+
+    /// The first border of a text after `start`, not after `end`.
+    pub(super) fn first(&self, text: &str, start: usize, end: usize) -> Option<usize> {
+        (start + 1..text.len().min(end + 1)).find(|at| self.is(text, *at))
+    }
+
+    fn is(&self, text: &str, at: usize) -> bool {
+        if !text.is_char_boundary(at) {
+            return false;
+        }
+        let (left, right) = text.split_at(at);
+        let mut after = right.chars();
+        let (Some(before), Some(next)) = (left.chars().next_back(), after.next()) else { return false };
+        let changes = match self.rule {
+            Rule::Classes => match (class(before), class(next)) {
+                (Class::Space, _) => false,
+                (_, Class::Space) => true,
+                (Class::Unsure, _) | (_, Class::Unsure) => false,
+                (one, other) => one != other && !(before == '\'' && other == Class::Letter),
+            },
+            Rule::Spaces => next == ' ' && !before.is_whitespace() && after.next().is_some_and(|c| !c.is_whitespace()),
+        };
+        changes && !self.added.iter().any(|added| added.spans(left, right))
+    }
+}
+
+impl Added {
+    /// Whether it lies, or may come to lie, on both sides of a cut, or is beside the cut and asks for what is on the other side.
+    fn spans(&self, left: &str, right: &str) -> bool {
+        let begun = (1..self.text.len()).any(|n| self.text.is_char_boundary(n) && left.ends_with(&self.text[..n]));
+        let after = || {
+            let rest = right.trim_start();
+            rest.starts_with(&self.text) || self.text.starts_with(rest)
+        };
+        begun || (self.looks_ahead && left.trim_end().ends_with(&self.text)) || (self.looks_back && after())
+    }
+}
+
+/// The class of a character, where it has been the same in all versions of Unicode since it came.
+fn class(c: char) -> Class {
+    match c {
+        c if c.is_whitespace() => Class::Space,
+        'a'..='z' | 'A'..='Z' => Class::Letter,
+        '0'..='9' => Class::Number,
+        '\0'..='\x7f' => Class::Other,
+        // Guillemets and Spanish marks; dashes, quotes, dots; CJK and full-width punctuation; what is no UTF-8; pictures.
+        '\u{a1}' | '\u{ab}' | '\u{bb}' | '\u{bf}' | '\u{2010}'..='\u{2027}' | '\u{2030}'..='\u{205e}' => Class::Other,
+        '\u{3001}'..='\u{3003}' | '\u{3008}'..='\u{3011}' | '\u{3014}'..='\u{301f}' => Class::Other,
+        '\u{ff01}'..='\u{ff0f}' | '\u{ff1a}'..='\u{ff20}' | '\u{fffd}' | '\u{1f300}'..='\u{1f64f}' => Class::Other,
+        '\u{d7}' | '\u{f7}' | '\u{3a2}' => Class::Unsure,
+        // Latin, Greek, Cyrillic, Hebrew, Arabic; kana, Han, Hangul.
+        '\u{c0}'..='\u{24f}' | '\u{391}'..='\u{3ce}' | '\u{400}'..='\u{481}' | '\u{5d0}'..='\u{5ea}' => Class::Letter,
+        '\u{620}'..='\u{64a}' | '\u{3041}'..='\u{3096}' | '\u{30a1}'..='\u{30fa}' => Class::Letter,
+        '\u{4e00}'..='\u{9fa5}' | '\u{ac00}'..='\u{d7a3}' => Class::Letter,
+        _ => Class::Unsure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+
+    use super::*;
+
+    /// Where GPT-2's expression ends its matches.
+    fn ends(text: &str) -> Vec<usize> {
+        let mut string = PreTokenizedString::from(text);
+        ByteLevel::new(false, true, true).pre_tokenize(&mut string).unwrap();
+        string.get_splits(OffsetReferential::Original, OffsetType::Byte).into_iter().map(|(_, (_, end), _)| end).collect()
+    }
+
+    #[test]
+    fn characters_have_the_classes_of_the_expression() {
+        let mut sure = 0;
+        for c in '\0'..=char::MAX {
+            let class = class(c);
+            let beside = match class {
+                Class::Unsure => continue,
+                Class::Letter => 'a',
+                Class::Number => '1',
+                Class::Other => '!',
+                Class::Space => ' ',
+            };
+            let text = format!("{beside}{c}");
+            // Whitespace is held apart from anything else; of the others what is of one class is one match.
+            match class {
+                Class::Space => assert_eq!(ends(&format!("a{c}")), [1, 1 + c.len_utf8()], "{c:?}"),
+                _ => assert_eq!(ends(&text), [text.len()], "{c:?} is no {class:?}"),
+            }
+            sure += 1;
+        }
+        assert!(sure > 30_000, "{sure}");
+    }
+
+    #[test]
+    fn a_text_cut_at_any_border_has_the_matches_of_the_whole() {
+        let borders = Borders { rule: Rule::Classes, added: Vec::new() };
+        let text = "It's 5 o'clock, don''t we're!' r x  y\n\n z \u{3000}日本。語\u{301} 'll 12ab\u{d7}c";
+        let all = ends(text);
+        let found: Vec<usize> = (1..text.len()).filter(|at| borders.is(text, *at)).collect();
+        assert!(found.len() >= 20, "{found:?}");
+        for at in found {
+            let (left, right) = text.split_at(at);
+            let pieces: Vec<usize> = ends(left).into_iter().chain(ends(right).into_iter().map(|end| at + end)).collect();
+            assert_eq!(pieces, all, "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn added_tokens_have_no_border_within_or_beside_them_where_that_matters() {
+        let added = |text: &str, looks: bool| Added { text: text.into(), looks_back: looks, looks_ahead: looks };
+        let borders = |looks| Borders { rule: Rule::Classes, added: vec![added("<|end|>", looks)] };
+        let text = "a <|end|> b <|e";
+        let found = |looks| (1..text.len()).filter(|at| borders(looks).is(text, *at)).collect::<Vec<_>>();
+        assert_eq!(found(false), [1, 9, 11]);
+        assert!(found(true).is_empty(), "whitespace at both sides of it is its own, and so is that before what may become one");
+    }
+}
