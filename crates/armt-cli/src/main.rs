@@ -11,6 +11,7 @@ mod progress;
 mod quickstart;
 mod read;
 mod report;
+mod serve;
 mod train;
 
 use std::io::{ErrorKind, Write};
@@ -47,6 +48,8 @@ enum Command {
     Report(report::ReportArgs),
     /// Measure how fast this machine reads and trains.
     Bench(bench::BenchArgs),
+    /// Serve memories over HTTP: make them, add text, ask, fork, download.
+    Serve(serve::ServeArgs),
     /// Print a shell's completions of this command: `source <(armt completions bash)`.
     Completions {
         /// Shell to complete in.
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Command::Data(args) => data::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Completions { shell } => completions(shell).map(|()| ExitCode::SUCCESS),
         Command::Doctor => doctor::run().map(|()| ExitCode::SUCCESS),
     };

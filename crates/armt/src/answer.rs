@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use crate::error::{Error, Result};
-use crate::generate::{Options, generate_until};
+use crate::generate::{Options, generate_each, generate_until};
 use crate::model::Model;
 use crate::segment::Batch;
 use crate::state::State;
@@ -49,12 +49,24 @@ pub fn answer(
     stop: &[String],
     each: &mut dyn FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Answer> {
-    let prompt = tokenizer.encode(question)?;
+    answer_tokens(model, tokenizer, state, tokenizer.encode(question)?, options, stop, each)
+}
+
+/// Answers as [`answer`] does to a question of tokens.
+pub fn answer_tokens(
+    model: &Model,
+    tokenizer: &Tokenizer,
+    state: &State,
+    prompt: Vec<i32>,
+    options: &Options,
+    stop: &[String],
+    each: &mut dyn FnMut(&str) -> ControlFlow<()>,
+) -> Result<Answer> {
     if prompt.is_empty() {
         return Err(Error::input("a question", "nothing"));
     }
     let mut options = options.clone();
-    options.stop.extend(crate::text::end_tokens(&model.config().backbone).into_iter().chain(tokenizer.end_of_text()));
+    options.stop.extend(end_tokens(model, tokenizer));
     let mut speech = tokenizer.speech();
     let mut answer = Speaking { text: String::new(), said: 0, stop };
     let (mut failure, mut texts) = (None, Vec::new());
@@ -85,6 +97,34 @@ pub fn answer(
         probability: *probability,
     });
     Ok(Answer { text: answer.text, tokens: tokens.collect() })
+}
+
+/// Answers questions of tokens, each from a state of its own, side by side; greedy, or by the same numbers for all. There is nothing to
+/// hear on the way.
+pub fn answer_each(
+    model: &Model,
+    tokenizer: &Tokenizer,
+    states: &[State],
+    prompts: &[Vec<i32>],
+    options: &Options,
+) -> Result<Vec<Answer>> {
+    let mut options = options.clone();
+    options.stop.extend(end_tokens(model, tokenizer));
+    let all = generate_each(model, prompts, states, &options)?.into_iter().map(|said| {
+        let mut speech = tokenizer.speech();
+        let tokens = said.tokens[0].iter().zip(&said.probabilities[0]).map(|(&token, &probability)| {
+            let text = if options.stop.contains(&token) { String::new() } else { speech.say(token)? };
+            Ok(AnswerToken { token, text, probability })
+        });
+        let tokens = tokens.collect::<Result<Vec<_>>>()?;
+        Ok(Answer { text: tokens.iter().map(|t| t.text.as_str()).collect(), tokens })
+    });
+    all.collect()
+}
+
+/// Tokens that end an answer.
+pub fn end_tokens(model: &Model, tokenizer: &Tokenizer) -> impl Iterator<Item = i32> {
+    crate::text::end_tokens(&model.config().backbone).into_iter().chain(tokenizer.end_of_text())
 }
 
 /// An answer under way. The end of the text that could be the start of a stop text is held back.

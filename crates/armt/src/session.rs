@@ -82,6 +82,11 @@ impl Session {
         &self.tokenizer
     }
 
+    /// What states of this session belong to: fingerprints of model and tokenizer.
+    pub fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
     /// What was read. The end of the text that does not fill a segment yet is its tail.
     pub fn state(&self) -> &State {
         &self.state
@@ -104,8 +109,8 @@ impl Session {
         (self.state, self.closed) = (state, OnceLock::new());
     }
 
-    /// The state after the text's end: what is open read too.
-    fn closed(&self) -> Result<&State> {
+    /// The state after the text's end: what is open read too. Questions are asked of it.
+    pub fn closed(&self) -> Result<&State> {
         if let Some(known) = self.closed.get() {
             return Ok(known);
         }

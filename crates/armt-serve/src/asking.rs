@@ -1,0 +1,223 @@
+//! Questions: those that wait are answered side by side, beside whatever is being read. What is not so simple, a stream, a random
+//! answer, a long prompt, has a thread of its own for its time.
+
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use armt::Session;
+use armt::answer::{Answer, answer_each, answer_tokens};
+use armt::generate::{Options, Sampling};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::memory::lock;
+use crate::metrics::Metrics;
+use crate::refusal::{Refusal, Reply};
+
+/// Threads for what is not answered side by side.
+pub const THREADS: usize = 4;
+
+/// A question.
+pub struct Question {
+    /// What is asked. Only read.
+    pub session: Arc<Session>,
+    /// The question's tokens, with what the model was taught to answer behind.
+    pub prompt: Vec<i32>,
+    /// How to answer.
+    pub options: Options,
+    /// Texts that end the answer.
+    pub stop: Vec<String>,
+    /// Who hears the answer as it comes.
+    pub listener: Option<mpsc::UnboundedSender<String>>,
+}
+
+impl Question {
+    /// Whether it can be answered with others in one go.
+    fn is_plain(&self) -> bool {
+        let short = self.prompt.len() <= 2 * self.session.model().config().segment_size;
+        short && self.options.sampling == Sampling::Greedy && self.stop.is_empty() && self.listener.is_none()
+    }
+
+    fn answer(&self) -> Reply<Answer> {
+        let session = &self.session;
+        let mut each = |text: &str| match &self.listener {
+            // Nobody hears it any more.
+            Some(listener) if listener.send(text.to_string()).is_err() => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        };
+        let prompt = self.prompt.clone();
+        Ok(answer_tokens(session.model(), session.tokenizer(), session.closed()?, prompt, &self.options, &self.stop, &mut each)?)
+    }
+}
+
+/// A question that waits.
+struct Waiting {
+    question: Question,
+    reply: oneshot::Sender<Reply<Answer>>,
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// What waits to be answered.
+pub struct Questions {
+    plain: Queue<Waiting>,
+    other: Queue<Work>,
+    most: usize,
+    /// How long one may wait and be answered.
+    time: Duration,
+    metrics: Arc<Metrics>,
+}
+
+struct Queue<T> {
+    waiting: Mutex<VecDeque<T>>,
+    changed: Condvar,
+    ending: AtomicBool,
+}
+
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        Queue { waiting: Mutex::default(), changed: Condvar::new(), ending: AtomicBool::new(false) }
+    }
+}
+
+impl<T> Queue<T> {
+    fn push(&self, item: T, most: usize) -> Reply<()> {
+        let mut waiting = lock(&self.waiting);
+        if self.ending.load(Ordering::SeqCst) {
+            return Err(Refusal::unavailable("the server is about to end"));
+        }
+        if waiting.len() >= most {
+            return Err(Refusal::too_many("questions waiting", most));
+        }
+        waiting.push_back(item);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// At most so many of those that wait, once there is one. None at the end.
+    fn take(&self, most: usize) -> Vec<T> {
+        let mut waiting = lock(&self.waiting);
+        while waiting.is_empty() && !self.ending.load(Ordering::SeqCst) {
+            waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+        let n = waiting.len().min(most);
+        waiting.drain(..n).collect()
+    }
+
+    fn end(&self) {
+        self.ending.store(true, Ordering::SeqCst);
+        drop(lock(&self.waiting));
+        self.changed.notify_all();
+    }
+}
+
+impl Questions {
+    /// None yet.
+    pub fn new(most: usize, time: Duration, metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Questions { plain: Queue::default(), other: Queue::default(), most, time, metrics })
+    }
+
+    /// Answers a question when its turn comes.
+    pub async fn ask(&self, question: Question) -> Reply<Answer> {
+        if !question.is_plain() {
+            return self.work(move || question.answer()).await.inspect(|answer| self.tally(answer, Duration::ZERO));
+        }
+        let start = Instant::now();
+        let (reply, answer) = oneshot::channel();
+        self.plain.push(Waiting { question, reply }, self.most)?;
+        let answer = self.wait(answer).await?;
+        self.tally(&answer, start.elapsed());
+        Ok(answer)
+    }
+
+    fn tally(&self, answer: &Answer, time: Duration) {
+        Metrics::add(&self.metrics.answers, 1);
+        Metrics::add(&self.metrics.answered, answer.tokens.len() as u64);
+        Metrics::add_time(&self.metrics.asking, time);
+    }
+
+    /// Has a thread do something of its own.
+    pub async fn work<T: Send + 'static>(&self, work: impl FnOnce() -> Reply<T> + Send + 'static) -> Reply<T> {
+        let start = Instant::now();
+        let (reply, answer) = oneshot::channel();
+        let work = move || {
+            // Who has gone away needs no answer.
+            if !reply.is_closed() {
+                let _ = reply.send(work());
+            }
+        };
+        self.other.push(Box::new(work), self.most)?;
+        let done = self.wait(answer).await;
+        Metrics::add_time(&self.metrics.asking, start.elapsed());
+        done
+    }
+
+    async fn wait<T>(&self, answer: oneshot::Receiver<Reply<T>>) -> Reply<T> {
+        match tokio::time::timeout(self.time, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(Refusal::failure("the answer was lost")),
+            Err(_) => Err(Refusal::unavailable(format!("no answer within {} s", self.time.as_secs()))),
+        }
+    }
+
+    /// What waits.
+    pub fn count(&self) -> usize {
+        lock(&self.plain.waiting).len() + lock(&self.other.waiting).len()
+    }
+
+    /// Has the threads end when all that waits is answered.
+    pub fn end(&self) {
+        self.plain.end();
+        self.other.end();
+    }
+
+    /// Answers side by side, at most so many at once, until [`Questions::end`]: the work of one thread.
+    pub fn run_plain(&self, side_by_side: usize) {
+        loop {
+            let waiting = self.plain.take(side_by_side.max(1));
+            if waiting.is_empty() {
+                return;
+            }
+            let mut waiting: Vec<Waiting> = waiting.into_iter().filter(|w| !w.reply.is_closed()).collect();
+            while let Some(first) = waiting.first() {
+                let tokens = first.question.options.max_new_tokens;
+                let (alike, others) = waiting.into_iter().partition(|w| w.question.options.max_new_tokens == tokens);
+                waiting = others;
+                answer_together(alike);
+            }
+        }
+    }
+
+    /// Does what is not so simple until [`Questions::end`]: the work of [`THREADS`] threads.
+    pub fn run_other(&self) {
+        loop {
+            let work = self.other.take(1);
+            if work.is_empty() {
+                return;
+            }
+            work.into_iter().for_each(|work| work());
+        }
+    }
+}
+
+/// Answers questions of equal options; where that fails each alone, so that one's fault is not the others'.
+fn answer_together(waiting: Vec<Waiting>) {
+    if waiting.len() > 1 {
+        let session = waiting[0].question.session.clone();
+        let states = waiting.iter().map(|w| Ok(w.question.session.closed()?.clone())).collect::<armt::Result<Vec<_>>>();
+        let prompts: Vec<Vec<i32>> = waiting.iter().map(|w| w.question.prompt.clone()).collect();
+        let options = &waiting[0].question.options;
+        let answers = states.and_then(|states| answer_each(session.model(), session.tokenizer(), &states, &prompts, options));
+        if let Ok(answers) = answers {
+            for (waiting, answer) in waiting.into_iter().zip(answers) {
+                let _ = waiting.reply.send(Ok(answer));
+            }
+            return;
+        }
+    }
+    for Waiting { question, reply } in waiting {
+        let _ = reply.send(question.answer());
+    }
+}

@@ -1,0 +1,240 @@
+//! Memories over HTTP: a memory is a resource that is made, added to as text streams in, asked while it grows, forked, downloaded,
+//! uploaded and deleted.
+//!
+//! ```no_run
+//! # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
+//! use armt_serve::{Server, Settings};
+//! let session = armt::Session::open("models/babilong-qa1")?;
+//! let server = Server::bind("127.0.0.1", 8642, Settings::new("babilong-qa1", session)).await?;
+//! println!("http://{}", server.address());
+//! server.run(async { tokio::signal::ctrl_c().await.unwrap_or_default() }).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The rooms, each above those that it may use: `refusal` (what clients hear when something is not done), [`keys`], [`limits`],
+//! `metrics`, `memory` (memories and whose they are), `keep` (their files), `reading` and `asking` (what is done with the
+//! model, on threads of its own), and `routes` (HTTP).
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod asking;
+mod keep;
+pub mod keys;
+pub mod limits;
+mod memory;
+mod metrics;
+mod reading;
+mod refusal;
+mod routes;
+
+use std::future::Future;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use armt::Session;
+use tokio::net::TcpListener;
+
+use crate::asking::Questions;
+use crate::keep::Keeper;
+use crate::keys::Keys;
+use crate::limits::Limits;
+use crate::memory::Memories;
+use crate::metrics::Metrics;
+use crate::reading::Readings;
+pub use crate::routes::ROUTES;
+
+/// What to serve, and how.
+#[non_exhaustive]
+pub struct Settings {
+    /// What clients call the model.
+    pub name: String,
+    /// A session that has read nothing.
+    pub session: Session,
+    /// The model's folder, for its chat template.
+    pub folder: Option<PathBuf>,
+    /// Who may ask. `None`: everybody who reaches the server, which is then bound to this machine.
+    pub keys: Option<Keys>,
+    /// Where memories are kept.
+    pub keep: Option<PathBuf>,
+    /// Names by which clients may call the server, beside its address.
+    pub hosts: Vec<String>,
+    /// How much of everything is taken.
+    pub limits: Limits,
+}
+
+impl Settings {
+    /// A model for this machine alone, whose memories end with the server.
+    pub fn new(name: impl Into<String>, session: Session) -> Self {
+        let (folder, keys, keep, hosts) = (None, None, None, Vec::new());
+        Settings { name: name.into(), session, folder, keys, keep, hosts, limits: Limits::default() }
+    }
+}
+
+/// What all requests share.
+pub(crate) struct App {
+    name: String,
+    empty: Session,
+    chat: Option<routes::chat::Template>,
+    keys: Option<Keys>,
+    hosts: Vec<String>,
+    limits: Limits,
+    memories: Memories,
+    readings: Arc<Readings>,
+    questions: Arc<Questions>,
+    keeper: Option<Arc<Keeper>>,
+    metrics: Arc<Metrics>,
+}
+
+/// A server that is bound to its address.
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    app: Arc<App>,
+}
+
+impl Server {
+    /// Binds to an address; port 0 takes a free one. Memories that were kept are there again; files that cannot be read are named on the
+    /// log and left alone. An address that others can reach is refused without keys.
+    pub async fn bind(host: &str, port: u16, settings: Settings) -> std::io::Result<Self> {
+        let refused = |what: String| std::io::Error::new(std::io::ErrorKind::InvalidInput, what);
+        let listener = TcpListener::bind((host, port)).await?;
+        let address = listener.local_addr()?;
+        if !address.ip().is_loopback() && settings.keys.is_none() {
+            return Err(refused(format!("{host} can be reached by others: expected keys, got none")));
+        }
+        let Settings { name, session, folder, keys, keep, hosts, limits } = settings;
+        let chat = folder.as_deref().map(routes::chat::Template::find).transpose()?.flatten();
+        let metrics = Arc::new(Metrics::default());
+        let (keeper, memories) = (keep.map(|folder| open(folder, limits.disk)).transpose()?, Memories::default());
+        if let Some(keeper) = &keeper {
+            let known = keeper.load(&session, &mut |path, why| tracing::warn!("{}: not taken: {why}", path.display()))?;
+            for memory in known {
+                memories.add(memory, limits.memories).map_err(|e| refused(e.to_string()))?;
+            }
+        }
+        let app = App {
+            readings: Readings::new(limits.texts, limits.readings, keeper.clone(), metrics.clone()),
+            questions: Questions::new(limits.questions, limits.answering, metrics.clone()),
+            hosts: hosts.into_iter().chain([host.to_string()]).collect(),
+            empty: session,
+            name,
+            chat,
+            keys,
+            limits,
+            memories,
+            keeper,
+            metrics,
+        };
+        Ok(Server { listener, address, app: Arc::new(app) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Memories that it has.
+    pub fn memories(&self) -> usize {
+        self.app.memories.count()
+    }
+
+    /// Serves until `stop`, then ends what runs, as far as the limits give it time, and keeps the memories.
+    pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> std::io::Result<()> {
+        let Server { listener, app, .. } = self;
+        let threads = start(&app)?;
+        let sweeper = tokio::spawn(sweep(app.clone()));
+        let (stopped, mut stopping) = tokio::sync::watch::channel(false);
+        let stop = async move {
+            stop.await;
+            let _ = stopped.send(true);
+        };
+        let served = axum::serve(listener, routes::router(app.clone())).with_graceful_shutdown(stop);
+        let late = async {
+            let _ = stopping.wait_for(|stopped| *stopped).await;
+            tokio::time::sleep(app.limits.ending).await;
+        };
+        let result = tokio::select! {
+            result = served => result,
+            () = late => Ok(()),
+        };
+        sweeper.abort();
+        let last = app.clone();
+        let ended = tokio::task::spawn_blocking(move || end(&last, threads)).await;
+        ended.map_err(std::io::Error::other)?;
+        result
+    }
+}
+
+fn open(folder: PathBuf, most: u64) -> std::io::Result<Arc<Keeper>> {
+    Keeper::open(&folder, most).map(Arc::new).map_err(|e| std::io::Error::new(e.kind(), format!("{}: {e}", folder.display())))
+}
+
+/// The threads that the model's work is done on, those that fill memories first, and the one that keeps them.
+struct Threads {
+    work: Vec<JoinHandle<()>>,
+    keeper: Option<JoinHandle<()>>,
+}
+
+fn start(app: &Arc<App>) -> std::io::Result<Threads> {
+    let thread = |name: &str, work: Box<dyn FnOnce() + Send>| std::thread::Builder::new().name(name.into()).spawn(work);
+    let side_by_side = app.limits.texts;
+    let (readings, questions) = (app.readings.clone(), app.questions.clone());
+    let mut work = vec![
+        thread("reading", Box::new(move || readings.run()))?,
+        thread("asking", Box::new(move || questions.run_plain(side_by_side)))?,
+    ];
+    for _ in 0..asking::THREADS {
+        let questions = app.questions.clone();
+        work.push(thread("answering", Box::new(move || questions.run_other()))?);
+    }
+    let keeper = app.keeper.clone().map(|keeper| thread("keeping", Box::new(move || keeper.run()))).transpose()?;
+    Ok(Threads { work, keeper })
+}
+
+fn end(app: &App, threads: Threads) {
+    app.readings.end();
+    app.questions.end();
+    threads.work.into_iter().for_each(|thread| drop(thread.join()));
+    if let Some(keeper) = &app.keeper {
+        app.memories.all().iter().for_each(|memory| keeper.keep(memory));
+        keeper.end();
+    }
+    threads.keeper.into_iter().for_each(|thread| drop(thread.join()));
+}
+
+/// Removes memories that nobody has used for as long as they stay.
+async fn sweep(app: Arc<App>) {
+    let mut ticks = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        ticks.tick().await;
+        for memory in app.memories.all().into_iter().filter(|memory| memory.is_over()) {
+            app.remove(&memory.id, memory.client).unwrap_or_default();
+        }
+    }
+}
+
+impl App {
+    /// Deletes a client's memory, and its file.
+    fn remove(&self, id: &str, client: keys::Client) -> refusal::Reply<()> {
+        let memory = self.memories.remove(id, client)?;
+        if let Some(keeper) = &self.keeper {
+            keeper.forget(&memory);
+        }
+        Ok(())
+    }
+
+    /// Whether a client may call the server by this name, of a `Host` header: the address itself cannot be another's, a name could.
+    fn knows_host(&self, host: &str) -> bool {
+        let name = match host.strip_prefix('[') {
+            Some(v6) => v6.split(']').next().unwrap_or_default(),
+            None => host.split(':').next().unwrap_or_default(),
+        };
+        name.eq_ignore_ascii_case("localhost")
+            || name.parse::<IpAddr>().is_ok()
+            || self.hosts.iter().any(|known| known.eq_ignore_ascii_case(name))
+    }
+}

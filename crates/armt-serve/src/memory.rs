@@ -1,0 +1,280 @@
+//! Memories as a server has them: who made them, what they have read, and how they changed on the way.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use armt::Session;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::keys::Client;
+use crate::refusal::{Refusal, Reply};
+
+/// Points of a memory's change that are kept for the page.
+const POINTS: usize = 512;
+/// Answers to `Idempotency-Key`s that a memory keeps.
+const ANSWERS: usize = 32;
+
+/// A lock whose holder never leaves anything half done.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One memory.
+pub struct Memory {
+    /// What clients name it by. Cannot be guessed.
+    pub id: String,
+    /// Whose it is.
+    pub client: Client,
+    /// What its maker calls it.
+    pub name: Option<String>,
+    /// When it was made, in seconds since 1970.
+    pub created: u64,
+    /// How long it stays when nobody uses it.
+    pub stays: Option<Duration>,
+    used: Mutex<Instant>,
+    now: Mutex<Now>,
+    /// A text is on its way into it.
+    reading: AtomicBool,
+    deleted: AtomicBool,
+    version: AtomicU64,
+    /// The last version that is in a file, where memories are kept.
+    pub kept: watch::Sender<u64>,
+    answered: Mutex<VecDeque<(String, Value)>>,
+}
+
+/// What a memory is at a moment: all of it belongs together.
+#[derive(Clone)]
+pub struct Now {
+    /// What was read.
+    pub session: Arc<Session>,
+    /// Bytes of text that were taken.
+    pub text_bytes: u64,
+    /// Which of the memory's moments this is.
+    pub version: u64,
+    /// How far each layer moved by each of the last readings.
+    pub changes: Arc<VecDeque<Change>>,
+}
+
+/// How far a reading moved a memory.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// Tokens that had been read after it.
+    pub tokens: u64,
+    /// Of each layer, the norm of the difference.
+    pub layers: Vec<f32>,
+}
+
+impl Memory {
+    /// A memory of what a session has read.
+    pub fn new(
+        client: Client,
+        name: Option<String>,
+        stays: Option<Duration>,
+        session: Arc<Session>,
+        text_bytes: u64,
+    ) -> Reply<Arc<Self>> {
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).map_err(|_| Refusal::failure("the system gives no random numbers"))?;
+        let id = format!("mem_{:032x}", u128::from_le_bytes(random));
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Ok(Self::known(id, client, name, created, stays, session, text_bytes))
+    }
+
+    /// A memory that there was before.
+    pub fn known(
+        id: String,
+        client: Client,
+        name: Option<String>,
+        created: u64,
+        stays: Option<Duration>,
+        session: Arc<Session>,
+        text_bytes: u64,
+    ) -> Arc<Self> {
+        let now = Now { session, text_bytes, version: 1, changes: Arc::default() };
+        Arc::new(Memory {
+            id,
+            client,
+            name,
+            created,
+            stays,
+            used: Mutex::new(Instant::now()),
+            now: Mutex::new(now),
+            reading: AtomicBool::new(false),
+            deleted: AtomicBool::new(false),
+            version: AtomicU64::new(1),
+            kept: watch::Sender::new(0),
+            answered: Mutex::default(),
+        })
+    }
+
+    /// What it is now.
+    pub fn now(&self) -> Now {
+        lock(&self.now).clone()
+    }
+
+    /// Takes a session for what it is now, and how it got there.
+    pub fn put(&self, session: Session, text_bytes: u64, change: Option<Change>) {
+        let mut now = lock(&self.now);
+        if let Some(change) = change {
+            let changes = Arc::make_mut(&mut now.changes);
+            changes.push_back(change);
+            if changes.len() > POINTS {
+                changes.pop_front();
+            }
+        }
+        now.session = Arc::new(session);
+        now.text_bytes = text_bytes;
+        now.version = self.version.fetch_add(1, Ordering::SeqCst) + 1;
+        *lock(&self.used) = Instant::now();
+    }
+
+    /// Whether nobody has used it for as long as it stays.
+    pub fn is_over(&self) -> bool {
+        self.stays.is_some_and(|stays| !self.is_read_into() && lock(&self.used).elapsed() > stays)
+    }
+
+    /// Whether a text is on its way into it.
+    pub fn is_read_into(&self) -> bool {
+        self.reading.load(Ordering::SeqCst)
+    }
+
+    /// Reserves it for a text or a file: one at a time.
+    pub fn reserve(self: &Arc<Self>) -> Reply<Reserved> {
+        if self.reading.swap(true, Ordering::SeqCst) {
+            return Err(Refusal::conflict("another text is on its way into this memory"));
+        }
+        Ok(Reserved(self.clone()))
+    }
+
+    /// Whether it was deleted.
+    pub fn is_deleted(&self) -> bool {
+        self.deleted.load(Ordering::SeqCst)
+    }
+
+    /// What was answered to a client's `Idempotency-Key`.
+    pub fn answered(&self, key: &str) -> Option<Value> {
+        lock(&self.answered).iter().find(|(known, _)| known == key).map(|(_, answer)| answer.clone())
+    }
+
+    /// Keeps what was answered.
+    pub fn answer(&self, key: String, answer: Value) {
+        let mut answered = lock(&self.answered);
+        answered.push_back((key, answer));
+        if answered.len() > ANSWERS {
+            answered.pop_front();
+        }
+    }
+
+    /// What clients are told of it.
+    pub fn described(&self, model: &str) -> Reply<Value> {
+        let Now { session, text_bytes, changes, .. } = self.now();
+        let state = session.state();
+        let norms: Vec<Vec<f32>> =
+            layers(&session)?.into_iter().map(|part| part.iter().map(|layer| norm(layer)).collect()).collect();
+        let changes: Vec<Value> = changes.iter().map(|c| json!({ "tokens": c.tokens, "layers": c.layers })).collect();
+        Ok(json!({
+            "id": self.id,
+            "object": "memory",
+            "name": self.name,
+            "model": model,
+            "fingerprint": session.owner().model,
+            "created": self.created,
+            "ttl": self.stays.map(|stays| stays.as_secs()),
+            "tokens_read": session.tokens_read()?,
+            "segments_read": state.segments_read(),
+            "text_bytes": text_bytes,
+            "bytes": state.bytes(),
+            "reading": self.is_read_into(),
+            "norms": norms,
+            "changes": changes,
+        }))
+    }
+}
+
+/// A memory that a text or a file is on its way into.
+pub struct Reserved(pub Arc<Memory>);
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.0.reading.store(false, Ordering::SeqCst);
+    }
+}
+
+/// The numbers of each part of a session's state, by its first axis: the layers, where it has them.
+pub fn layers(session: &Session) -> Reply<Vec<Vec<Vec<f32>>>> {
+    let parts = session.state().tensors().map(|(_, tensor)| {
+        let numbers = tensor.to_f32_vec().map_err(armt::Error::from)?;
+        let rows = if tensor.dims().len() > 2 { tensor.dims()[0].max(1) } else { 1 };
+        Ok(numbers.chunks((numbers.len() / rows).max(1)).map(<[f32]>::to_vec).collect())
+    });
+    parts.collect()
+}
+
+fn norm(numbers: &[f32]) -> f32 {
+    numbers.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32
+}
+
+/// How far each layer of the first part, the memory's matrices, is from what it was.
+pub fn change(before: &Session, after: &Session) -> Reply<Change> {
+    let (old, new) = (layers(before)?, layers(after)?);
+    let (old, new) = (old.into_iter().next().unwrap_or_default(), new.into_iter().next().unwrap_or_default());
+    let zeros = Vec::new();
+    let layers = new.iter().enumerate().map(|(l, new)| {
+        let old = old.get(l).unwrap_or(&zeros);
+        let apart: Vec<f32> = new.iter().enumerate().map(|(i, x)| x - old.get(i).copied().unwrap_or(0.0)).collect();
+        norm(&apart)
+    });
+    Ok(Change { tokens: after.state().tokens_read(), layers: layers.collect() })
+}
+
+/// All memories of a server.
+#[derive(Default)]
+pub struct Memories(Mutex<HashMap<String, Arc<Memory>>>);
+
+impl Memories {
+    /// Takes one in, if there are fewer than `most`.
+    pub fn add(&self, memory: Arc<Memory>, most: usize) -> Reply<()> {
+        let mut all = lock(&self.0);
+        if all.len() >= most {
+            return Err(Refusal::too_many("memories", most));
+        }
+        all.insert(memory.id.clone(), memory);
+        Ok(())
+    }
+
+    /// A client's memory.
+    pub fn get(&self, id: &str, client: Client) -> Reply<Arc<Memory>> {
+        let memory = lock(&self.0).get(id).filter(|memory| memory.client == client).cloned();
+        let memory = memory.ok_or_else(|| Refusal::missing("memory"))?;
+        *lock(&memory.used) = Instant::now();
+        Ok(memory)
+    }
+
+    /// A client's memories, the oldest first.
+    pub fn of(&self, client: Client) -> Vec<Arc<Memory>> {
+        let mut own: Vec<_> = lock(&self.0).values().filter(|memory| memory.client == client).cloned().collect();
+        own.sort_by(|a, b| (a.created, &a.id).cmp(&(b.created, &b.id)));
+        own
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<Memory>> {
+        lock(&self.0).values().cloned().collect()
+    }
+
+    /// Takes a client's memory out.
+    pub fn remove(&self, id: &str, client: Client) -> Reply<Arc<Memory>> {
+        let memory = self.get(id, client)?;
+        lock(&self.0).remove(id);
+        memory.deleted.store(true, Ordering::SeqCst);
+        Ok(memory)
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        lock(&self.0).len()
+    }
+}

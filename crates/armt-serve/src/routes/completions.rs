@@ -1,0 +1,287 @@
+//! `/v1/completions`, as OpenAI's clients and lm-evaluation-harness speak it. A prompt of any length is read into a memory: an empty one,
+//! or that of `memory`.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use armt::Session;
+use armt::generate::{Generated, Options, generate};
+use armt::segment::Batch;
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc;
+
+use super::memories::How;
+use super::{events, json_of, received};
+use crate::App;
+use crate::asking::Question;
+use crate::keys::Client;
+use crate::refusal::{Refusal, Reply};
+
+/// Most alternatives of a token.
+const ALTERNATIVES: usize = 20;
+/// Most prompts of a request.
+const PROMPTS: usize = 256;
+
+#[derive(Deserialize)]
+pub struct Complete {
+    prompt: Prompts,
+    #[serde(default)]
+    echo: bool,
+    logprobs: Option<usize>,
+    memory: Option<String>,
+    n: Option<usize>,
+    best_of: Option<usize>,
+    suffix: Option<String>,
+    #[serde(flatten)]
+    how: How,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Prompts {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<i32>),
+    TokenLists(Vec<Vec<i32>>),
+}
+
+impl Prompts {
+    fn tokens(self, app: &App) -> Reply<Vec<Vec<i32>>> {
+        let encode = |text: &String| app.empty.tokenizer().encode(text);
+        let prompts = match self {
+            Prompts::Text(text) => vec![encode(&text)?],
+            Prompts::Texts(texts) => texts.iter().map(encode).collect::<armt::Result<_>>()?,
+            Prompts::Tokens(tokens) => vec![tokens],
+            Prompts::TokenLists(lists) => lists,
+        };
+        let vocabulary = app.empty.model().sizes().vocab;
+        if prompts.is_empty() || prompts.len() > PROMPTS {
+            return Err(Refusal::field("prompt", format!("expected 1 to {PROMPTS} prompts, got {}", prompts.len())));
+        }
+        if prompts.iter().any(Vec::is_empty) {
+            return Err(Refusal::field("prompt", "expected at least one token, got none"));
+        }
+        if let Some(token) = prompts.iter().flatten().find(|token| usize::try_from(**token).map_or(true, |t| t >= vocabulary)) {
+            return Err(Refusal::field("prompt", format!("token {token} is outside the vocabulary of {vocabulary}")));
+        }
+        Ok(prompts)
+    }
+}
+
+pub async fn complete(State(app): State<Arc<App>>, Extension(client): Extension<Client>, body: Body) -> Reply<Response> {
+    let request: Complete = json_of(&app, body).await?;
+    for (name, n) in [("n", request.n), ("best_of", request.best_of)] {
+        if n.is_some_and(|n| n != 1) {
+            return Err(Refusal::field(name, "expected 1"));
+        }
+    }
+    if request.suffix.is_some_and(|suffix| !suffix.is_empty()) {
+        return Err(Refusal::field("suffix", "expected none: the model goes forward only"));
+    }
+    if request.logprobs.is_some_and(|n| n > ALTERNATIVES) {
+        return Err(Refusal::field("logprobs", format!("expected at most {ALTERNATIVES}")));
+    }
+    let session = match &request.memory {
+        Some(id) => app.memories.get(id, client)?.now().session,
+        None => Arc::new(app.empty.fork()),
+    };
+    let prompts = request.prompt.tokens(&app)?;
+    let (options, stop) = (request.how.options(&app, 16, 1.0)?, request.how.stop());
+    let head = head(&app, "cmpl", "text_completion");
+    if request.how.stream.unwrap_or(false) {
+        if prompts.len() > 1 || request.echo || request.logprobs.is_some() {
+            return Err(Refusal::field("stream", "expected false with several prompts, echo or logprobs"));
+        }
+        let choice =
+            |text: String, reason: Option<&str>| json!([{ "index": 0, "text": text, "logprobs": null, "finish_reason": reason }]);
+        let prompt = prompts.into_iter().next().unwrap_or_default();
+        return Ok(streamed(app, Question { session, prompt, options, stop, listener: None }, head, choice));
+    }
+    let (mut choices, mut used) = (Vec::new(), [0, 0]);
+    for (index, prompt) in prompts.into_iter().enumerate() {
+        used[0] += prompt.len();
+        let (text, said, reason, logprobs) = if request.echo || request.logprobs.is_some() {
+            let (session, options, stop, echo) = (session.clone(), options.clone(), stop.clone(), request.echo);
+            let alternatives = request.logprobs;
+            app.questions.work(move || scored(&session, &prompt, echo, alternatives, &options, &stop)).await?
+        } else {
+            let most = options.max_new_tokens;
+            let question =
+                Question { session: session.clone(), prompt, options: options.clone(), stop: stop.clone(), listener: None };
+            let answer = app.questions.ask(question).await?;
+            (answer.text, answer.tokens.len(), reason(answer.tokens.len(), most), Value::Null)
+        };
+        used[1] += said;
+        choices.push(json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": reason }));
+    }
+    let mut reply = head;
+    reply.insert("choices".into(), choices.into());
+    reply.insert("usage".into(), usage(used));
+    Ok(Json(reply).into_response())
+}
+
+pub fn usage([prompt, said]: [usize; 2]) -> Value {
+    json!({ "prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said })
+}
+
+/// Why a text ended that could have had so many tokens.
+pub fn reason(said: usize, most: usize) -> &'static str {
+    if said < most { "stop" } else { "length" }
+}
+
+/// What replies of all kinds begin with.
+pub fn head(app: &App, kind: &str, object: &str) -> Map<String, Value> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let fields = [
+        ("id", json!(format!("{kind}-{:x}", now.as_nanos()))),
+        ("object", json!(object)),
+        ("created", json!(now.as_secs())),
+        ("model", json!(app.name)),
+    ];
+    fields.into_iter().map(|(key, value)| (key.to_string(), value)).collect()
+}
+
+/// An answer as it comes; `choice` makes of a piece of it, or of its end, what the endpoint tells.
+pub fn streamed(
+    app: Arc<App>,
+    question: Question,
+    head: Map<String, Value>,
+    choice: impl Fn(String, Option<&str>) -> Value + Send + Sync + 'static,
+) -> Response {
+    let most = question.options.max_new_tokens;
+    let (listener, mut heard) = mpsc::unbounded_channel();
+    let question = Question { listener: Some(listener), ..question };
+    let (say, said) = mpsc::unbounded_channel();
+    let event = move |text: String, reason: Option<&str>| {
+        let mut event = head.clone();
+        event.insert("choices".into(), choice(text, reason));
+        Value::Object(event)
+    };
+    tokio::spawn(async move {
+        let hear = async {
+            while let Some(text) = heard.recv().await {
+                if say.send(event(text, None)).is_err() {
+                    break;
+                }
+            }
+            heard.close();
+        };
+        let (answer, ()) = tokio::join!(app.questions.ask(question), hear);
+        let last = match answer {
+            Ok(answer) => event(String::new(), Some(reason(answer.tokens.len(), most))),
+            Err(refusal) => refusal.body(),
+        };
+        let _ = say.send(last);
+        let _ = say.send(Value::Null);
+    });
+    events(received(said))
+}
+
+/// A token's own logarithm of its probability, and the most probable ones.
+struct Scored {
+    token: i32,
+    own: Option<f32>,
+    top: Vec<(i32, f32)>,
+}
+
+/// Tokens with their probabilities: of the prompt, if it is to be told too, and of what comes after it.
+fn scored(
+    session: &Session,
+    prompt: &[i32],
+    echo: bool,
+    alternatives: Option<usize>,
+    options: &Options,
+    stop: &[String],
+) -> Reply<(String, usize, &'static str, Value)> {
+    let (model, tokenizer) = (session.model(), session.tokenizer());
+    let top = alternatives.unwrap_or(0);
+    let mut scores = if echo { score_prompt(session, prompt, top)? } else { Vec::new() };
+    let (mut text, mut said, mut why) = (String::new(), 0, "length");
+    if echo {
+        text = tokenizer.decode(prompt)?;
+    }
+    if options.max_new_tokens > 0 {
+        let ends = armt::answer::end_tokens(model, tokenizer).collect();
+        let options = Options { keep_logits: true, stop: ends, ..options.clone() };
+        let batch = Batch { ids: prompt.to_vec(), texts: 1, mask: None };
+        let Generated { tokens, logits, .. } = generate(model, &batch, session.closed()?, &options, &mut |_| {})?;
+        let mut speech = tokenizer.speech();
+        let mut answer = String::new();
+        for (token, logits) in tokens[0].iter().zip(&logits) {
+            said += 1;
+            scores.push(score(*token, logits, top));
+            if options.stop.contains(token) {
+                why = "stop";
+                break;
+            }
+            answer.push_str(&speech.say(*token)?);
+            if let Some(at) = stop.iter().filter(|s| !s.is_empty()).filter_map(|s| answer.find(s.as_str())).min() {
+                answer.truncate(at);
+                why = "stop";
+                break;
+            }
+        }
+        text.push_str(&answer);
+    }
+    let logprobs = if alternatives.is_some() { told(session, &scores)? } else { Value::Null };
+    Ok((text, said, why, logprobs))
+}
+
+/// The first token has nothing to be probable after.
+fn score_prompt(session: &Session, prompt: &[i32], top: usize) -> Reply<Vec<Scored>> {
+    let model = session.model();
+    let batch = Batch { ids: prompt.to_vec(), texts: 1, mask: None };
+    let mut state = session.closed()?.clone();
+    let mut last: Option<Vec<f32>> = None;
+    let mut scores = Vec::with_capacity(prompt.len());
+    let vocabulary = model.sizes().vocab;
+    for segment in model.segments(&batch)? {
+        let ids = prompt[segment.range.clone()].to_vec();
+        let part = Batch { ids: ids.clone(), texts: 1, mask: None };
+        let (logits, after) = model.forward(&part, &state, armt::schedule::ScheduleKind::Auto)?;
+        state = after;
+        let mut rows = logits.chunks(vocabulary);
+        for token in ids {
+            scores.push(match &last {
+                Some(row) => score(token, row, top),
+                None => Scored { token, own: None, top: Vec::new() },
+            });
+            last = rows.next().map(<[f32]>::to_vec);
+        }
+    }
+    Ok(scores)
+}
+
+fn score(token: i32, logits: &[f32], top: usize) -> Scored {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|x| f64::from(x - most).exp()).sum();
+    let log = |token: usize| (f64::from(logits[token] - most) - sum.ln()) as f32;
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    if top > 0 && top < order.len() {
+        order.select_nth_unstable_by(top - 1, |a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+    }
+    order.truncate(top);
+    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+    Scored { token, own: Some(log(token as usize)), top: order.into_iter().map(|t| (t as i32, log(t))).collect() }
+}
+
+fn told(session: &Session, scores: &[Scored]) -> Reply<Value> {
+    let tokenizer = session.tokenizer();
+    let text = |token: i32| tokenizer.decode(&[token]);
+    let (mut tokens, mut own, mut top, mut offsets, mut at) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), 0);
+    for score in scores {
+        let word = text(score.token)?;
+        offsets.push(at);
+        at += word.chars().count();
+        tokens.push(word);
+        own.push(score.own);
+        let others = score.top.iter().map(|(token, log)| Ok((text(*token)?, json!(log)))).collect::<armt::Result<Map<_, _>>>()?;
+        top.push(score.own.map(|_| others));
+    }
+    Ok(json!({ "tokens": tokens, "token_logprobs": own, "top_logprobs": top, "text_offset": offsets }))
+}

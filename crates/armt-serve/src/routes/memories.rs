@@ -1,0 +1,376 @@
+//! `/v1/memories` and what is below it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use armt::answer::Answer;
+use armt::generate::{Options, Sampling};
+use axum::body::Body;
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::{Pieces, events, json_of, received, wants_events, whole};
+use crate::App;
+use crate::asking::Question;
+use crate::keys::Client;
+use crate::memory::{Memory, Now};
+use crate::reading::Progress;
+use crate::refusal::{Refusal, Reply};
+
+/// Bytes that the file of a memory may have beside the memory's own: its names, and what is open of the text.
+const AROUND: u64 = 16 << 20;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Make {
+    name: Option<String>,
+    /// Seconds that it stays when nobody uses it.
+    ttl: Option<u64>,
+    /// The memory to go on from.
+    from: Option<String>,
+}
+
+pub async fn make(State(app): State<Arc<App>>, Extension(client): Extension<Client>, body: Body) -> Reply<Response> {
+    let Make { name, ttl, from } = json_of(&app, body).await?;
+    if name.as_ref().is_some_and(|name| name.chars().count() > 200) {
+        return Err(Refusal::field("name", "expected at most 200 characters"));
+    }
+    if let Some(keeper) = &app.keeper {
+        keeper.expect_room()?;
+    }
+    let (session, text_bytes) = match from {
+        Some(id) => {
+            let Now { session, text_bytes, .. } = app.memories.get(&id, client)?.now();
+            (session, text_bytes)
+        }
+        None => (Arc::new(app.empty.fork()), 0),
+    };
+    let stays = ttl.map(Duration::from_secs).or(app.limits.idle);
+    let memory = Memory::new(client, name, stays, session, text_bytes)?;
+    app.memories.add(memory.clone(), app.limits.memories)?;
+    kept(&app, &memory).await?;
+    Ok((StatusCode::CREATED, Json(memory.described(&app.name)?)).into_response())
+}
+
+pub async fn list(State(app): State<Arc<App>>, Extension(client): Extension<Client>) -> Reply<Json<Value>> {
+    let data = app.memories.of(client).iter().map(|memory| memory.described(&app.name)).collect::<Reply<Vec<_>>>()?;
+    Ok(Json(json!({ "object": "list", "data": data })))
+}
+
+pub async fn describe(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    Path(id): Path<String>,
+) -> Reply<Json<Value>> {
+    Ok(Json(app.memories.get(&id, client)?.described(&app.name)?))
+}
+
+pub async fn delete(State(app): State<Arc<App>>, Extension(client): Extension<Client>, Path(id): Path<String>) -> Reply<Response> {
+    app.remove(&id, client)?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// Waits until a memory is kept as it is, where memories are.
+async fn kept(app: &App, memory: &Arc<Memory>) -> Reply<()> {
+    let Some(keeper) = &app.keeper else { return Ok(()) };
+    let version = memory.now().version;
+    let mut kept = memory.kept.subscribe();
+    keeper.keep(memory);
+    let written = tokio::time::timeout(app.limits.answering, kept.wait_for(|kept| *kept >= version)).await;
+    written.map(drop).map_err(|_| Refusal::unavailable("the memory could not be written to its folder"))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Onto {
+    /// Bytes of the text that come before this body.
+    offset: Option<u64>,
+}
+
+pub async fn text(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    Path(id): Path<String>,
+    Query(Onto { offset }): Query<Onto>,
+    headers: HeaderMap,
+    body: Body,
+) -> Reply<Response> {
+    let memory = app.memories.get(&id, client)?;
+    let once = headers.get("idempotency-key").and_then(|key| key.to_str().ok()).map(String::from);
+    if let Some(answer) = once.as_deref().and_then(|key| memory.answered(key)) {
+        return Ok(Json(answer).into_response());
+    }
+    if let Some(keeper) = &app.keeper {
+        keeper.expect_room()?;
+    }
+    let sending = app.readings.begin(&memory)?;
+    let taken = memory.now().text_bytes;
+    let mut known = match offset {
+        Some(offset) if offset > taken => {
+            return Err(Refusal::conflict(format!(
+                "the memory has {taken} bytes of the text: expected an offset of at most that, got {offset}"
+            )));
+        }
+        Some(offset) => taken - offset,
+        None => 0,
+    };
+    let (start, before) = (Instant::now(), memory.now().session.tokens_read()?);
+    let progress = sending.progress();
+    let mut pieces = Pieces::new(&app, body);
+    let send = async move {
+        while let Some(mut piece) = pieces.next().await? {
+            // What the memory has of the text already.
+            let passed = (piece.len() as u64).min(known);
+            known -= passed;
+            let piece = piece.split_off(passed as usize);
+            if !piece.is_empty() {
+                sending.send(piece).await?;
+            }
+        }
+        sending.end();
+        Ok::<_, Refusal>(sending)
+    };
+    let finish = {
+        let (app, memory, mut progress) = (app.clone(), memory.clone(), progress.clone());
+        async move {
+            let last = progress.wait_for(|p| p.done || p.failed.is_some()).await.map(|p| p.clone());
+            let last = last.map_err(|_| Refusal::failure("the reading was lost"))?;
+            if let Some(why) = last.failed {
+                return Err(Refusal::failure(why));
+            }
+            kept(&app, &memory).await?;
+            let mut done = told(&last, before, start);
+            done["id"] = memory.id.clone().into();
+            done["segments_read"] = memory.now().session.state().segments_read().into();
+            if let Some(key) = once {
+                memory.answer(key, done.clone());
+            }
+            Ok(done)
+        }
+    };
+    if !wants_events(&headers) {
+        let _sent = send.await?;
+        return Ok(Json(finish.await?).into_response());
+    }
+    let (say, said) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let watch = async {
+            let mut progress = progress;
+            while progress.changed().await.is_ok() {
+                let now = progress.borrow_and_update().clone();
+                if now.done || now.failed.is_some() || say.send(json!({ "progress": told(&now, before, start) })).is_err() {
+                    break;
+                }
+            }
+        };
+        // Whoever has gone away sends nothing more either: the body ends, and what came is read.
+        let (sent, ()) = tokio::join!(send, watch);
+        let last = match sent {
+            Ok(_sent) => finish.await.map_or_else(|refusal| refusal.body(), |done| json!({ "done": done })),
+            Err(refusal) => refusal.body(),
+        };
+        let _ = say.send(last);
+    });
+    Ok(events(received(said)))
+}
+
+fn told(progress: &Progress, before: u64, start: Instant) -> Value {
+    let (tokens, seconds) = (progress.tokens - before, start.elapsed().as_secs_f64());
+    json!({
+        "tokens": tokens,
+        "tokens_read": progress.tokens,
+        "text_bytes": progress.text_bytes,
+        "seconds": seconds,
+        "tokens_per_second": (tokens as f64 / seconds.max(1e-9)).round(),
+        "change": progress.change.as_ref().map(|c| c.layers.clone()),
+    })
+}
+
+/// Ends the document: what comes after it begins a segment of its own.
+pub async fn end(State(app): State<Arc<App>>, Extension(client): Extension<Client>, Path(id): Path<String>) -> Reply<Json<Value>> {
+    let memory = app.memories.get(&id, client)?;
+    let reserved = memory.reserve()?;
+    let own = memory.clone();
+    app.questions
+        .work(move || {
+            let Now { session, text_bytes, .. } = own.now();
+            let mut session = session.fork();
+            session.end_document()?;
+            own.put(session, text_bytes, None);
+            Ok(())
+        })
+        .await?;
+    drop(reserved);
+    kept(&app, &memory).await?;
+    Ok(Json(memory.described(&app.name)?))
+}
+
+/// How to answer, as all endpoints that generate have it.
+#[derive(Deserialize, Default)]
+pub struct How {
+    pub max_tokens: Option<usize>,
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    pub top_k: Option<usize>,
+    pub seed: Option<u64>,
+    pub stop: Option<Stop>,
+    pub stream: Option<bool>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub enum Stop {
+    One(String),
+    Some(Vec<String>),
+}
+
+impl How {
+    /// What the library takes. `temperature` is what an endpoint has where none is given.
+    pub fn options(&self, app: &App, tokens: usize, temperature: f32) -> Reply<Options> {
+        let max_new_tokens = self.max_tokens.unwrap_or(tokens);
+        if max_new_tokens > app.limits.answer {
+            return Err(Refusal::field("max_tokens", format!("expected at most {}, got {max_new_tokens}", app.limits.answer)));
+        }
+        let temperature = self.temperature.unwrap_or(temperature);
+        if !(0.0..=100.0).contains(&temperature) {
+            return Err(Refusal::field("temperature", format!("expected 0 to 100, got {temperature}")));
+        }
+        let sampling = match temperature {
+            0.0 => Sampling::Greedy,
+            _ => Sampling::Random { temperature, top_k: self.top_k, top_p: self.top_p, seed: self.seed.unwrap_or_else(fresh_seed) },
+        };
+        Ok(Options { max_new_tokens, sampling, ..Options::default() })
+    }
+
+    pub fn stop(&self) -> Vec<String> {
+        match &self.stop {
+            None => Vec::new(),
+            Some(Stop::One(text)) => vec![text.clone()],
+            Some(Stop::Some(texts)) => texts.clone(),
+        }
+    }
+}
+
+fn fresh_seed() -> u64 {
+    let mut bytes = [0; 8];
+    // Without random numbers an answer is one that could have come.
+    getrandom::fill(&mut bytes).unwrap_or_default();
+    u64::from_le_bytes(bytes)
+}
+
+#[derive(Deserialize)]
+pub struct Ask {
+    question: String,
+    /// Have the tokens of the answer, with their probabilities.
+    #[serde(default)]
+    logprobs: bool,
+    #[serde(flatten)]
+    how: How,
+}
+
+pub async fn ask(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    Path(id): Path<String>,
+    body: Body,
+) -> Reply<Response> {
+    let memory = app.memories.get(&id, client)?;
+    let Ask { question, logprobs, how } = json_of(&app, body).await?;
+    if question.is_empty() {
+        return Err(Refusal::field("question", "expected a question, got nothing"));
+    }
+    let Now { session, .. } = memory.now();
+    let after = session.model().config().after_question.clone().unwrap_or_default();
+    let prompt = session.tokenizer().encode(&format!("{question}{after}"))?;
+    let (options, stop) = (how.options(&app, 64, 0.0)?, how.stop());
+    let seen = session.clone();
+    let told = move |answer: Answer| -> Reply<Value> {
+        let mut told = json!({
+            "answer": answer.text,
+            "probability": answer.probability(),
+            "tokens_read": seen.tokens_read()?,
+            "segments_read": seen.state().segments_read(),
+        });
+        if logprobs {
+            let token = |t: &armt::answer::AnswerToken| json!({ "token": t.token, "text": t.text, "probability": t.probability });
+            told["tokens"] = answer.tokens.iter().map(token).collect();
+        }
+        Ok(told)
+    };
+    if !how.stream.unwrap_or(false) {
+        let answer = app.questions.ask(Question { session, prompt, options, stop, listener: None }).await?;
+        return Ok(Json(told(answer)?).into_response());
+    }
+    let (listener, mut heard) = mpsc::unbounded_channel();
+    let (say, said) = mpsc::unbounded_channel();
+    let question = Question { session, prompt, options, stop, listener: Some(listener) };
+    tokio::spawn(async move {
+        let hear = async {
+            while let Some(text) = heard.recv().await {
+                if say.send(json!({ "text": text })).is_err() {
+                    break;
+                }
+            }
+            // Nobody listens any more: the answer ends with its next word.
+            heard.close();
+        };
+        let (answer, ()) = tokio::join!(app.questions.ask(question), hear);
+        let last = answer.and_then(told).unwrap_or_else(|refusal| refusal.body());
+        let _ = say.send(last);
+        let _ = say.send(Value::Null);
+    });
+    Ok(events(received(said)))
+}
+
+pub async fn download(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    Path(id): Path<String>,
+) -> Reply<Response> {
+    let Now { session, .. } = app.memories.get(&id, client)?.now();
+    let bytes = session.to_bytes()?;
+    let headers = [
+        (header::CONTENT_TYPE, "application/octet-stream".to_string()),
+        (header::CONTENT_DISPOSITION, format!("attachment; filename=\"{id}.mem\"")),
+        (header::ETAG, format!("\"{}\"", blake3::hash(&bytes))),
+    ];
+    Ok((headers, bytes).into_response())
+}
+
+/// A file in place of what was read: looked at whole before it takes the place.
+pub async fn upload(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> Reply<Json<Value>> {
+    let memory = app.memories.get(&id, client)?;
+    let most = memory.now().session.model().recurrence().layout().bytes(memory.now().session.model().dtype()) as u64 * 2 + AROUND;
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if length.ok_or_else(Refusal::length_required)? > most {
+        return Err(Refusal::too_large(most));
+    }
+    if let Some(keeper) = &app.keeper {
+        keeper.expect_room()?;
+    }
+    let reserved = memory.reserve()?;
+    let bytes = whole(&app, body, most).await?;
+    let own = memory.clone();
+    app.questions
+        .work(move || {
+            let mut session = own.now().session.fork();
+            session.from_bytes(&bytes)?;
+            own.put(session, 0, None);
+            Ok(())
+        })
+        .await?;
+    drop(reserved);
+    kept(&app, &memory).await?;
+    Ok(Json(memory.described(&app.name)?))
+}

@@ -1,0 +1,48 @@
+//! `/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them and lm-evaluation-harness asks for them.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::json_of;
+use crate::App;
+use crate::refusal::Reply;
+
+#[derive(Deserialize)]
+struct Text {
+    #[serde(alias = "content", alias = "text")]
+    prompt: String,
+}
+
+pub async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Reply<Json<Value>> {
+    let Text { prompt } = json_of(&app, body).await?;
+    let tokens = app.empty.tokenizer().encode(&prompt)?;
+    Ok(Json(json!({ "count": tokens.len(), "tokens": tokens, "max_model_len": i32::MAX })))
+}
+
+#[derive(Deserialize)]
+struct Tokens {
+    tokens: Vec<i32>,
+}
+
+pub async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Reply<Json<Value>> {
+    let Tokens { tokens } = json_of(&app, body).await?;
+    Ok(Json(json!({ "prompt": app.empty.tokenizer().decode(&tokens)? })))
+}
+
+pub async fn info(State(app): State<Arc<App>>) -> Reply<Json<Value>> {
+    let tokenizer = app.empty.tokenizer();
+    let end = tokenizer.end_of_text().map(|token| tokenizer.decode(&[token])).transpose()?;
+    Ok(Json(json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": end,
+        "bos_token": end,
+        "pad_token": end,
+        "vocab_size": tokenizer.vocabulary(),
+        "chat_template": app.chat.as_ref().map(super::chat::Template::source),
+    })))
+}
