@@ -37,7 +37,9 @@ pub struct Progress {
 
 /// A text on its way into a memory.
 struct Text {
-    memory: Reserved,
+    memory: Arc<Memory>,
+    /// Until it is read.
+    reserved: Mutex<Option<Reserved>>,
     inbox: Mutex<Inbox>,
     /// Some of the inbox was taken.
     taken: Notify,
@@ -156,7 +158,8 @@ impl Readings {
         let Now { session, text_bytes, .. } = memory.now();
         let progress = Progress { tokens: session.tokens_read()?, text_bytes, ..Progress::default() };
         let progress = watch::Sender::new(progress);
-        let text = Arc::new(Text { memory: reserved, inbox: Mutex::default(), taken: Notify::new(), progress });
+        let reserved = Mutex::new(Some(reserved));
+        let text = Arc::new(Text { memory: memory.clone(), reserved, inbox: Mutex::default(), taken: Notify::new(), progress });
         texts.push_back(text.clone());
         Ok(Sending { text, readings: self.clone() })
     }
@@ -252,7 +255,7 @@ impl Readings {
         if parts.is_empty() {
             return Vec::new();
         }
-        let before: Vec<Arc<Session>> = parts.iter().map(|(text, _)| text.memory.0.now().session).collect();
+        let before: Vec<Arc<Session>> = parts.iter().map(|(text, _)| text.memory.now().session).collect();
         let mut after: Vec<Session> = before.iter().map(|session| session.fork()).collect();
         let sources = |parts: &[(&Arc<Text>, &[u8])]| {
             let source = |(_, bytes): &(_, &[u8])| Source::reader("the text".as_ref(), std::io::Cursor::new(bytes.to_vec()));
@@ -270,7 +273,7 @@ impl Readings {
     }
 
     fn put(&self, text: &Text, session: Session, bytes: u64, change: Change) -> Result<(), String> {
-        let memory = &text.memory.0;
+        let memory = &text.memory;
         let before = memory.now();
         let tokens = session.tokens_read().map_err(|e| e.to_string())?;
         let read = session.state().tokens_read() - before.session.state().tokens_read();
@@ -290,6 +293,8 @@ impl Readings {
 
     fn finish(&self, text: &Arc<Text>, failed: Option<String>) {
         lock(&self.texts).retain(|other| !Arc::ptr_eq(text, other));
+        // Before its sender hears of it, who may have more at once.
+        drop(lock(&text.reserved).take());
         text.progress.send_modify(|progress| (progress.done, progress.failed) = (failed.is_none(), failed));
         text.taken.notify_waiters();
     }
