@@ -14,10 +14,11 @@
 //!
 //! The rooms, each above those that it may use: `refusal` (what clients hear when something is not done), [`keys`], [`limits`],
 //! `metrics`, `memory` (memories and whose they are), `keep` (their files), `reading` and `asking` (what is done with the
-//! model, on threads of its own), and `routes` (HTTP).
+//! model, on threads of its own), `template` (conversations), `app` (what requests share) and `routes` (HTTP).
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod app;
 mod asking;
 mod keep;
 pub mod keys;
@@ -27,9 +28,10 @@ mod metrics;
 mod reading;
 mod refusal;
 mod routes;
+mod template;
 
 use std::future::Future;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -38,6 +40,7 @@ use std::time::Duration;
 use armt::Session;
 use tokio::net::TcpListener;
 
+use crate::app::App;
 use crate::asking::Questions;
 use crate::keep::Keeper;
 use crate::keys::Keys;
@@ -46,6 +49,7 @@ use crate::memory::Memories;
 use crate::metrics::Metrics;
 use crate::reading::Readings;
 pub use crate::routes::ROUTES;
+use crate::template::Template;
 
 /// What to serve, and how.
 #[non_exhaustive]
@@ -74,21 +78,6 @@ impl Settings {
     }
 }
 
-/// What all requests share.
-pub(crate) struct App {
-    name: String,
-    empty: Session,
-    chat: Option<routes::chat::Template>,
-    keys: Option<Keys>,
-    hosts: Vec<String>,
-    limits: Limits,
-    memories: Memories,
-    readings: Arc<Readings>,
-    questions: Arc<Questions>,
-    keeper: Option<Arc<Keeper>>,
-    metrics: Arc<Metrics>,
-}
-
 /// A server that is bound to its address.
 pub struct Server {
     listener: TcpListener,
@@ -107,7 +96,7 @@ impl Server {
             return Err(refused(format!("{host} can be reached by others: expected keys, got none")));
         }
         let Settings { name, session, folder, keys, keep, hosts, limits } = settings;
-        let chat = folder.as_deref().map(routes::chat::Template::find).transpose()?.flatten();
+        let chat = folder.as_deref().map(Template::find).transpose()?.flatten();
         let metrics = Arc::new(Metrics::default());
         let (keeper, memories) = (keep.map(|folder| open(folder, limits.disk)).transpose()?, Memories::default());
         if let Some(keeper) = &keeper {
@@ -214,27 +203,5 @@ async fn sweep(app: Arc<App>) {
         for memory in app.memories.all().into_iter().filter(|memory| memory.is_over()) {
             app.remove(&memory.id, memory.client).unwrap_or_default();
         }
-    }
-}
-
-impl App {
-    /// Deletes a client's memory, and its file.
-    fn remove(&self, id: &str, client: keys::Client) -> refusal::Reply<()> {
-        let memory = self.memories.remove(id, client)?;
-        if let Some(keeper) = &self.keeper {
-            keeper.forget(&memory);
-        }
-        Ok(())
-    }
-
-    /// Whether a client may call the server by this name, of a `Host` header: the address itself cannot be another's, a name could.
-    fn knows_host(&self, host: &str) -> bool {
-        let name = match host.strip_prefix('[') {
-            Some(v6) => v6.split(']').next().unwrap_or_default(),
-            None => host.split(':').next().unwrap_or_default(),
-        };
-        name.eq_ignore_ascii_case("localhost")
-            || name.parse::<IpAddr>().is_ok()
-            || self.hosts.iter().any(|known| known.eq_ignore_ascii_case(name))
     }
 }

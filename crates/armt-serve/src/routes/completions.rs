@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 use super::memories::How;
 use super::{events, json_of, received};
-use crate::App;
+use crate::app::App;
 use crate::asking::Question;
 use crate::keys::Client;
 use crate::refusal::{Refusal, Reply};

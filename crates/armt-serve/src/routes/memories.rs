@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::{Pieces, events, json_of, received, wants_events, whole};
-use crate::App;
+use crate::app::App;
 use crate::asking::Question;
 use crate::keys::Client;
 use crate::memory::{Memory, Now};

@@ -1,6 +1,6 @@
 //! HTTP: which path does what, who may, and how bodies come and go.
 
-pub mod chat;
+mod chat;
 mod completions;
 mod memories;
 mod tokens;
@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::App;
+use crate::app::App;
 use crate::keys::Client;
 use crate::metrics::Metrics;
 use crate::refusal::{Refusal, Reply};

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::json_of;
-use crate::App;
+use crate::app::App;
 use crate::refusal::Reply;
 
 #[derive(Deserialize)]
@@ -43,6 +43,6 @@ pub async fn info(State(app): State<Arc<App>>) -> Reply<Json<Value>> {
         "bos_token": end,
         "pad_token": end,
         "vocab_size": tokenizer.vocabulary(),
-        "chat_template": app.chat.as_ref().map(super::chat::Template::source),
+        "chat_template": app.chat.as_ref().map(crate::template::Template::source),
     })))
 }

@@ -1,0 +1,64 @@
+//! What all requests share.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use armt::Session;
+
+use crate::asking::Questions;
+use crate::keep::Keeper;
+use crate::keys::{Client, Keys};
+use crate::limits::Limits;
+use crate::memory::Memories;
+use crate::metrics::Metrics;
+use crate::reading::Readings;
+use crate::refusal::Reply;
+use crate::template::Template;
+
+/// What all requests share.
+pub struct App {
+    /// What clients call the model.
+    pub name: String,
+    /// A session that has read nothing.
+    pub empty: Session,
+    /// How conversations are written for it.
+    pub chat: Option<Template>,
+    /// Who may ask.
+    pub keys: Option<Keys>,
+    /// Names that the server is called by.
+    pub hosts: Vec<String>,
+    /// How much is taken.
+    pub limits: Limits,
+    /// All memories.
+    pub memories: Memories,
+    /// Texts on their way into them.
+    pub readings: Arc<Readings>,
+    /// Questions that wait.
+    pub questions: Arc<Questions>,
+    /// Where memories are kept.
+    pub keeper: Option<Arc<Keeper>>,
+    /// What was done.
+    pub metrics: Arc<Metrics>,
+}
+
+impl App {
+    /// Deletes a client's memory, and its file.
+    pub fn remove(&self, id: &str, client: Client) -> Reply<()> {
+        let memory = self.memories.remove(id, client)?;
+        if let Some(keeper) = &self.keeper {
+            keeper.forget(&memory);
+        }
+        Ok(())
+    }
+
+    /// Whether a client may call the server by this name, of a `Host` header: the address itself cannot be another's, a name could.
+    pub fn knows_host(&self, host: &str) -> bool {
+        let name = match host.strip_prefix('[') {
+            Some(v6) => v6.split(']').next().unwrap_or_default(),
+            None => host.split(':').next().unwrap_or_default(),
+        };
+        name.eq_ignore_ascii_case("localhost")
+            || name.parse::<IpAddr>().is_ok()
+            || self.hosts.iter().any(|known| known.eq_ignore_ascii_case(name))
+    }
+}
