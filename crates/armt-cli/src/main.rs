@@ -7,6 +7,7 @@ mod data;
 mod device;
 mod doctor;
 mod eval;
+mod memory;
 mod progress;
 mod quickstart;
 mod read;
@@ -37,6 +38,8 @@ enum Command {
     Read(read::ReadArgs),
     /// Ask about what a memory has read.
     Ask(ask::AskArgs),
+    /// Look into memory files.
+    Memory(memory::MemoryArgs),
     /// Give a Hugging Face model a memory.
     Convert(convert::ConvertArgs),
     /// Judge a model: on key-value pairs that it has read, or on facts in texts of any length.
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Command::Train(args) => train::run(&args),
         Command::Read(args) => read::run(&args),
         Command::Ask(args) => ask::run(&args),
+        Command::Memory(args) => memory::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Data(args) => data::run(&args),

@@ -113,7 +113,7 @@ impl Settings for Associative {
 
     fn check(&self, architecture: &Architecture) -> Result<()> {
         expect_tokens(self.tokens)?;
-        if self.d_mem == 0 || self.nu == 0 || self.nu >= 2 * self.d_mem {
+        if self.d_mem == 0 || self.nu == 0 || self.nu / 2 >= self.d_mem {
             let got = format!("d_mem {}, nu {}", self.d_mem, self.nu);
             return Err(Error::config("memory", "d_mem >= 1 and 1 <= nu < 2 d_mem", got));
         }
