@@ -12,7 +12,8 @@ use armt::generate::{Options, Sampling};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::device::{DeviceArgs, expect_model};
+use crate::device::DeviceArgs;
+use crate::shipped::find_model;
 
 const EXAMPLE: &str = "\
 Examples:
@@ -30,7 +31,7 @@ const UNSURE: f64 = 0.5;
 #[derive(Args)]
 #[command(after_help = EXAMPLE)]
 pub struct AskArgs {
-    /// Model folder that the memory was made with.
+    /// Model that the memory was made with: its folder, its run's, or its name if it comes with the program.
     model: PathBuf,
     /// Memory file, as `armt read` writes it.
     #[arg(long, value_name = "FILE")]
@@ -63,7 +64,7 @@ pub struct AskArgs {
 }
 
 pub fn run(args: &AskArgs) -> Result<ExitCode> {
-    expect_model(&args.model)?;
+    find_model(&args.model)?;
     if !args.memory.is_file() {
         bail!("{}: there is no such memory file; `armt read` makes one", args.memory.display());
     }
