@@ -10,7 +10,7 @@ use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window};
 use armt::text::Tokenizer;
 use clap::{Args, ValueEnum};
 
-use crate::device::{NumberKind, WriteKind, expect_model};
+use crate::device::{NumberKind, WriteKind, expect_backbone};
 use crate::progress::{bytes, thousands};
 
 const EXAMPLE: &str = "\
@@ -81,7 +81,7 @@ pub enum MemoryKind {
 
 pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
     let memory = args.memory()?;
-    expect_model(&args.source)?;
+    expect_backbone(&args.source)?;
     args.expect_room()?;
     let tokenizer = Tokenizer::find(&args.source)?;
     let make = if args.random { Model::convert_random } else { Model::convert };

@@ -8,6 +8,8 @@ use armt::memory::Write;
 use armt::{Model, Session};
 use clap::{Args, ValueEnum};
 
+use crate::shipped::find_model;
+
 #[derive(Args)]
 pub struct DeviceArgs {
     /// Where to compute; auto takes the GPU if there is one that works.
@@ -64,16 +66,16 @@ impl DeviceArgs {
         Ok((device, dtype))
     }
 
-    /// Opens the device and a model folder on it, for tasks whose texts are tokens from the start.
+    /// Opens the device and a named model on it, for tasks whose texts are tokens from the start.
     pub fn open_weights(&self, folder: &Path) -> Result<Model> {
-        expect_model(folder)?;
+        let folder = find_model(folder)?;
         let (device, dtype) = self.open()?;
-        Ok(Model::load(folder, dtype, &device)?)
+        Ok(Model::load(&folder, dtype, &device)?)
     }
 
-    /// Opens the device, a model folder on it, and the folder's tokenizer.
+    /// Opens the device, a named model on it, and the model's tokenizer.
     pub fn open_session(&self, folder: &Path) -> Result<Session> {
-        expect_model(folder)?;
+        let folder = find_model(folder)?;
         let (device, dtype) = self.open()?;
         Ok(Session::open_on(folder, dtype, &device)?)
     }
@@ -92,11 +94,11 @@ impl DeviceArgs {
     }
 }
 
-/// Refuses a path that is no model folder before anything slow is done.
-pub fn expect_model(folder: &Path) -> Result<()> {
+/// Refuses a path that is no folder of a Hugging Face model before anything slow is done.
+pub fn expect_backbone(folder: &Path) -> Result<()> {
     if !folder.join("config.json").is_file() {
         let what = if folder.is_dir() { "this folder has no config.json" } else { "there is no such folder" };
-        bail!("{}: {what}; expected a model folder with config.json, model.safetensors and tokenizer.json", folder.display());
+        bail!("{}: {what}; expected a model folder with config.json and model.safetensors", folder.display());
     }
     Ok(())
 }

@@ -7,11 +7,13 @@ mod data;
 mod device;
 mod doctor;
 mod eval;
+mod memory;
 mod progress;
 mod quickstart;
 mod read;
 mod report;
 mod serve;
+mod shipped;
 mod train;
 
 use std::io::{ErrorKind, Write};
@@ -38,6 +40,8 @@ enum Command {
     Read(read::ReadArgs),
     /// Ask about what a memory has read.
     Ask(ask::AskArgs),
+    /// Look into memory files.
+    Memory(memory::MemoryArgs),
     /// Give a Hugging Face model a memory.
     Convert(convert::ConvertArgs),
     /// Judge a model: on key-value pairs that it has read, or on facts in texts of any length.
@@ -64,11 +68,13 @@ enum Command {
 fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).without_time().log_internal_errors(false).init();
     armt::engine::join_thread_pool(0);
+    armt_lab::tasks::babilong::carry_data(shipped::data);
     let result = match Cli::parse().command {
         Command::Quickstart(args) => quickstart::run(&args),
         Command::Train(args) => train::run(&args),
         Command::Read(args) => read::run(&args),
         Command::Ask(args) => ask::run(&args),
+        Command::Memory(args) => memory::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Data(args) => data::run(&args),

@@ -23,8 +23,8 @@ pub struct Meter {
 impl Meter {
     pub fn new(total: Option<u64>, skipped: u64) -> Self {
         let template = match total {
-            Some(_) => "{bar:30} {percent:>3}%  {msg}",
-            None => "{spinner} {msg}",
+            Some(_) => "{bar:20} {percent:>3}%  {wide_msg}",
+            None => "{spinner} {wide_msg}",
         };
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = total.map_or_else(ProgressBar::new_spinner, ProgressBar::new);

@@ -18,7 +18,7 @@ use clap::Args;
 use crate::device::{DeviceArgs, DeviceKind};
 use crate::train::{stop_on_signals, train_in};
 
-const RECIPE: &str = include_str!("../../../recipes/quickstart.toml");
+const RECIPE: &str = include_str!("../shipped/recipes/quickstart.toml");
 /// Pairs that the recipe's last stage trains on.
 const TRAINED: usize = 8;
 /// Up to the trained length and to four times that, which takes all keys of one symbol.

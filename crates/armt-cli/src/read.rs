@@ -14,9 +14,10 @@ use armt::reader::End;
 use armt::text::Source;
 use clap::Args;
 
-use crate::device::{DeviceArgs, expect_model};
+use crate::device::DeviceArgs;
 use crate::eval::expect_place;
 use crate::progress::{Meter, bytes, thousands};
+use crate::shipped::find_model;
 
 const EXAMPLE: &str = "\
 Examples:
@@ -37,7 +38,7 @@ const INTERRUPTED: u8 = 130;
 #[derive(Args)]
 #[command(after_help = EXAMPLE)]
 pub struct ReadArgs {
-    /// Model folder, as `armt convert` writes it.
+    /// Model folder, as `armt convert` writes it, a run's folder, or a model that comes with the program (babilong-qa1).
     model: PathBuf,
     /// Texts in UTF-8, read one after the other; - is standard input.
     #[arg(required = true, value_name = "FILE")]
@@ -127,7 +128,7 @@ struct Done {
 impl ReadArgs {
     /// Everything that can be refused before the model is loaded.
     fn check(&self) -> Result<()> {
-        expect_model(&self.model)?;
+        find_model(&self.model)?;
         let out = &self.memory;
         let option = if self.append { "--append" } else { "--resume" };
         match (out.exists(), self.resume || self.append, self.force) {

@@ -19,6 +19,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::device::DeviceArgs;
+use crate::shipped::find_recipe;
 
 /// Time between lines where there is no terminal.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -33,7 +34,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 The folder gets `best/` and `last/` (models that `armt eval` takes), log.jsonl, and TensorBoard events.
 Ctrl-C saves; --resume goes on to the numbers of an unbroken run.")]
 pub struct TrainArgs {
-    /// Recipe (TOML).
+    /// Recipe (TOML): a file, or the name of one that comes with the program (remember-armt).
     recipe: PathBuf,
     /// Folder of the run.
     #[arg(long)]
@@ -55,7 +56,7 @@ pub struct TrainArgs {
 }
 
 pub fn run(args: &TrainArgs) -> Result<ExitCode> {
-    let recipe = Recipe::load(&args.recipe, &args.changes)?;
+    let recipe = Recipe::load(&find_recipe(&args.recipe)?, &args.changes)?;
     let begun = Arc::new(AtomicBool::new(false));
     let stop = stop_once(begun.clone())?;
     let started = Instant::now();
@@ -159,7 +160,7 @@ impl View {
     fn new(title: &str, stages: usize) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(1);
-            let style = ProgressStyle::with_template("{bar:25} {pos}/{len}  {msg}");
+            let style = ProgressStyle::with_template("{bar:12} {pos}/{len}  {wide_msg}");
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar
         });
@@ -193,13 +194,14 @@ impl View {
                 let made = (progress.step - self.steps_before) as f64;
                 let left = Duration::try_from_secs_f64(seconds / made * (steps - progress.step) as f64).unwrap_or(Duration::MAX);
                 let exact = self.exact.map_or(String::new(), |e| format!(", exact match {e:.3}"));
+                // What a narrow terminal has no room for is cut off: the least important is last.
                 let line = format!(
-                    "{}stage {}/{}, {stage}: loss {loss:.4}{exact}, {}, at most {} left",
+                    "{}stage {}/{}, {stage}: loss {loss:.4}{exact}, at most {} left, {}",
                     self.title,
                     progress.stage + 1,
                     self.stages,
-                    rate(self.tokens as f64 / seconds, "tokens"),
                     duration(left),
+                    rate(self.tokens as f64 / seconds, "tokens"),
                 );
                 if let Some(bar) = &self.bar {
                     bar.set_length(*steps);

@@ -29,6 +29,11 @@ fn fed(place: &Place, line: &str, input: &[u8]) -> Output {
     child.wait_with_output().unwrap()
 }
 
+/// What a command printed.
+fn text_of(out: &Output) -> String {
+    text(&out.stdout)
+}
+
 fn read(path: &Path) -> Vec<u8> {
     std::fs::read(path).unwrap()
 }
@@ -137,6 +142,63 @@ fn appending_in_pieces_gives_the_file_of_reading_at_once() {
 }
 
 #[test]
+fn memory_files_are_looked_into_and_compared() {
+    let place = with_model();
+    place.good("read model text.txt --memory a.mem --device cpu");
+    let said = place.good("memory info a.mem");
+    assert!(
+        said.contains("model, fingerprint") && said.contains("associative") && said.contains("tensor    A [2, 1, 24, "),
+        "{said}"
+    );
+    assert!(said.contains(" segments, and open at its end "), "{said}");
+    let info: serde_json::Value = serde_json::from_str(&place.good("memory info a.mem --json")).unwrap();
+    let text = &info["texts"][0];
+    assert_eq!((info["name"].as_str(), info["format"].as_str()), (Some("model"), Some("armt-memory-2")));
+    assert_eq!(text["tokens"].as_u64().unwrap(), 16 * text["segments"].as_u64().unwrap());
+    assert!(text["open_tokens"].as_u64().unwrap() < 16 && info["tensors"][0]["norm"].as_f64().is_some());
+
+    std::fs::copy(place.path("a.mem"), place.path("b.mem")).unwrap();
+    assert_eq!(place.good("memory diff a.mem b.mem"), "equal to the bit\n");
+    std::fs::write(place.path("other.txt"), "Something else. ".repeat(900)).unwrap();
+    place.good("read model other.txt --memory b.mem --device cpu --force");
+    let out = place.command("memory diff a.mem b.mem").output().unwrap();
+    let said = text_of(&out);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(said.contains("tokens of text 1: ") && said.contains(" numbers differ, by ") && out.stderr.is_empty(), "{said}");
+    let out = place.command("memory diff a.mem b.mem --json").output().unwrap();
+    let report: serde_json::Value = serde_json::from_str(&text_of(&out)).unwrap();
+    assert_eq!(report["equal"], false);
+    assert!(report["differences"].as_array().unwrap().iter().any(|d| d["what"] == "A" || d["what"] == "z"));
+
+    let mut broken = read(&place.path("a.mem"));
+    let last = broken.len() - 1;
+    broken[last] ^= 1;
+    std::fs::write(place.path("b.mem"), broken).unwrap();
+    assert!(place.bad("memory info b.mem").contains("b.mem: it is damaged"));
+    assert!(place.bad("memory diff a.mem none.mem").contains("none.mem: there is no such memory file"));
+}
+
+#[test]
+fn an_answer_comes_with_its_probabilities() {
+    let place = with_model();
+    place.good("read model text.txt --memory a.mem --device cpu");
+    let out = place.command("ask model --memory a.mem the --max-tokens 3 --device cpu").output().unwrap();
+    let (plain, note) = (text_of(&out), text(&out.stderr));
+    assert!(note.contains("note: the model is not sure: this answer has probability"), "of a model that was never trained: {note}");
+    let said = place.good("ask model --memory a.mem the --max-tokens 3 --device cpu --json");
+    let answer: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(answer["answer"].as_str().unwrap(), plain.strip_suffix('\n').unwrap());
+    let tokens = answer["tokens"].as_array().unwrap();
+    let shares: Vec<f64> = tokens.iter().map(|t| t["probability"].as_f64().unwrap()).collect();
+    assert!(tokens.len() == 3 && shares.iter().all(|p| (0.0..=1.0).contains(p)));
+    assert!((shares.iter().product::<f64>() - answer["probability"].as_f64().unwrap()).abs() < 1e-9);
+    let info: serde_json::Value = serde_json::from_str(&place.good("memory info a.mem --json")).unwrap();
+    for key in ["tokens", "segments", "open_tokens", "open_bytes"] {
+        assert_eq!(answer["memory"][key], info["texts"][0][key], "{key}");
+    }
+}
+
+#[test]
 fn nothing_is_overwritten_unasked() {
     let place = with_model();
     std::fs::write(place.path("out.mem"), "precious").unwrap();
@@ -194,7 +256,7 @@ fn bytes_that_are_no_text_are_reported() {
 #[test]
 fn every_command_shows_an_example() {
     let place = Place(tempfile::tempdir().unwrap());
-    for example in ["read gpt2", "ask gpt2", "convert gpt2", "eval runs", "report armt.json"] {
+    for example in ["read gpt2", "ask gpt2", "memory info", "convert gpt2", "eval runs", "report armt.json"] {
         let command = example.split(' ').next().unwrap();
         assert!(place.good(&format!("{command} --help")).contains(&format!("armt {example}")), "{example}");
     }

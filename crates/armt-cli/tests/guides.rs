@@ -127,7 +127,7 @@ fn every_command_that_a_document_names_has_its_flags() {
                 for command in line.split(['|', ';', '(', ')', '"']).filter_map(|c| c.split("armt ").nth(1).filter(|_| begins(c))) {
                     let words: Vec<&str> = command.split_whitespace().collect();
                     let Some(subcommand) = words.first().filter(|w| w.chars().all(|c| c.is_ascii_lowercase())) else { continue };
-                    let task = (*subcommand == "data").then(|| words.get(1).copied()).flatten();
+                    let task = ["data", "memory"].contains(subcommand).then(|| words.get(1).copied()).flatten();
                     let path: Vec<&str> = [*subcommand].into_iter().chain(task).collect();
                     let help = help(&path);
                     let help = help.unwrap_or_else(|| panic!("{}: {line}: there is no `armt {subcommand}`", document.display()));

@@ -75,7 +75,7 @@ pub enum Error {
         got: String,
     },
     /// The project's data are nowhere to be found.
-    #[error("expected the project's folder data/{folder}, looked for {}", looked.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "))]
+    #[error("expected the project's folder data/{folder}, looked for {}; ARMT_DATA can name the project's data elsewhere", looked.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "))]
     NoData {
         /// The folder within `data`.
         folder: &'static str,

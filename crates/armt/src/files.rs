@@ -40,6 +40,11 @@ pub fn expect_writable(path: &Path) -> Result<()> {
     Beside::create(path).map(drop)
 }
 
+/// BLAKE3 of some bytes, in hexadecimal digits.
+pub fn fingerprint(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_string()
+}
+
 /// A file that is being written beside its place. It is put there by [`Beside::finish`]; dropped before, it leaves nothing behind.
 pub struct Beside {
     /// As it was named, for errors.

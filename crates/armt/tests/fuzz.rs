@@ -14,9 +14,10 @@ use std::sync::LazyLock;
 use armt::config::{Alignment, Config};
 use armt::engine::{DType, Device};
 use armt::model::Model;
-use armt::state::StateLayout;
+use armt::state::contents::Contents;
 use armt::state::file::{Owner, from_bytes, to_bytes};
-use armt::text::{Tokenizer, Vocabulary};
+use armt::state::{StateLayout, Tail};
+use armt::text::{OpenText, Tokenizer, Vocabulary};
 use armt::weights::Tensors;
 use damage::{damaged, damages, share};
 use proptest::prelude::*;
@@ -37,7 +38,10 @@ static MEMORIES: LazyLock<Vec<(StateLayout, Owner, Vec<u8>)>> = LazyLock::new(||
     let one = |memory| {
         let model = small::model(small::config("gpt2", 2, memory, 4, Alignment::Left), 6, &Device::cpu());
         let owner = model.owner().unwrap();
-        let bytes = to_bytes(&small::used_state(&model, 2, 7), &owner).unwrap();
+        // One text is open at its end.
+        let open = Tail { tokens: vec![3, 0, 7], text: OpenText { bytes: b"caf\xc3".to_vec(), cut: true } };
+        let state = small::used_state(&model, 2, 7).with_tails(vec![open, Tail::default()]).unwrap();
+        let bytes = to_bytes(&state, &owner).unwrap();
         (model.recurrence().layout(), owner, bytes)
     };
     small::memories().into_iter().map(one).collect()
@@ -82,6 +86,7 @@ proptest! {
     fn a_damaged_memory_file_is_refused(which in any::<prop::sample::Index>(), damages in damages()) {
         let (layout, owner, good) = &MEMORIES[which.index(MEMORIES.len())];
         let bytes = damaged(good, &damages);
+        let _ = Contents::of(&bytes);
         if let Ok(state) = from_bytes(&bytes, layout, owner, &Device::cpu()) {
             // Damage may have left it as it was, or moved only what does not count.
             prop_assert_eq!(&to_bytes(&state, owner).unwrap(), good);

@@ -60,10 +60,10 @@ pub struct BabilongArgs {
     csv: Option<PathBuf>,
 }
 
-pub fn run(args: &EvalArgs) -> Result<ExitCode> {
+pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     let own = &args.babilong;
     if let Some(file) = &own.file {
-        return run_file(args, file);
+        return run_file(args, folder, file);
     }
     let stories = own
         .tasks()
@@ -71,14 +71,14 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
         .map(|task| open_stories(task, args.seed, own.sources.simulated, Split::Test, own.sources.babi.as_deref()));
     let stories = stories.collect::<Result<Vec<_>>>()?;
     let lengths = own.lengths();
-    let (tokenizer, missing) = own.tokenizer(&args.model)?;
+    let (tokenizer, missing) = own.tokenizer(folder)?;
     let babilong = open_samples(tokenizer, Split::Test, &own.sources)?;
     for stories in &stories {
         for length in lengths.iter().filter(|l| l.0 < CROWDED) {
             babilong.draw(stories, *length, 0)?;
         }
     }
-    let model = args.device.open_weights(&args.model)?;
+    let model = args.device.open_weights(folder)?;
     babilong.tokenizer().expect_fits(model.sizes().vocab, &missing)?;
     let stop = stop_on_signals()?;
     let mut run = Run::new(args, &model, &stop)?;
@@ -98,13 +98,13 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
 }
 
 /// Judges samples that were made elsewhere.
-fn run_file(args: &EvalArgs, file: &Path) -> Result<ExitCode> {
+fn run_file(args: &EvalArgs, folder: &Path, file: &Path) -> Result<ExitCode> {
     let own = &args.babilong;
-    let (tokenizer, missing) = own.tokenizer(&args.model)?;
+    let (tokenizer, missing) = own.tokenizer(folder)?;
     let babilong = Babilong::new(Arc::new(Books::none(Arc::new(tokenizer))))?;
     let otherwise = (only("--questions", own.questions.as_deref())?, only("--lengths", own.lengths.as_deref())?);
     let given = given::read(&babilong, file, otherwise, args.samples)?;
-    let model = args.device.open_weights(&args.model)?;
+    let model = args.device.open_weights(folder)?;
     babilong.tokenizer().expect_fits(model.sizes().vocab, &missing)?;
     let stop = stop_on_signals()?;
     let mut run = Run::new(args, &model, &stop)?;

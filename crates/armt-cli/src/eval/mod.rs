@@ -9,7 +9,8 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
-use crate::device::{DeviceArgs, expect_model};
+use crate::device::DeviceArgs;
+use crate::shipped::find_model;
 
 const EXAMPLE: &str = "\
 Examples:
@@ -33,7 +34,7 @@ one with other lengths, or with more samples for some of them, adds to it.";
 #[derive(Args)]
 #[command(after_help = EXAMPLE)]
 pub struct EvalArgs {
-    /// Model folder of a model that was trained on the task.
+    /// A model that was trained on the task: its folder, its run's, or its name if it comes with the program (babilong-qa1).
     model: PathBuf,
     /// Keys that are all different, keys that come again with new values, or facts in a long text.
     #[arg(long, value_enum)]
@@ -77,11 +78,11 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     if let Some(name) = given {
         bail!("{name}: --task {task} has no such setting");
     }
-    expect_model(&args.model)?;
+    let folder = find_model(&args.model)?;
     if let Some(out) = &args.out {
         expect_place(out)?;
     }
-    if args.task == Task::Babilong { babilong::run(args) } else { retrieval::run(args) }
+    if args.task == Task::Babilong { babilong::run(args, &folder) } else { retrieval::run(args, &folder) }
 }
 
 /// The first of some options that was given.

@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -45,9 +46,9 @@ pub struct RetrievalArgs {
     minutes: Option<f64>,
 }
 
-pub fn run(args: &EvalArgs) -> Result<ExitCode> {
+pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     let (own, samples, batch) = (&args.retrieval, args.samples.unwrap_or(SAMPLES), args.batch.unwrap_or(BATCH));
-    let model = args.device.open_weights(&args.model)?;
+    let model = args.device.open_weights(folder)?;
     let task = own.task(args.task, model.config().segment_size)?;
     // What would refuse any number of pairs must not merely leave none to ask about.
     task.check(1)?;
@@ -55,7 +56,7 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     let mut report = Report {
         model: args.model.display().to_string(),
         name: args.name.clone(),
-        trained_pairs: own.trained_pairs.or_else(|| trained_pairs(&args.model)),
+        trained_pairs: own.trained_pairs.or_else(|| trained_pairs(folder)),
         minutes: own.minutes,
         task: task.setting,
         key_size: task.key_size,
@@ -139,7 +140,7 @@ fn bar(pairs: &[usize], samples: usize) -> ProgressBar {
     }
     let bar =
         ProgressBar::new(pairs.iter().fold(0u64, |sum, n| sum.saturating_add((*n as u64 + 1).saturating_mul(samples as u64))));
-    let style = ProgressStyle::with_template("{bar:30} {percent:>3}%  {msg}, {eta} left");
+    let style = ProgressStyle::with_template("{bar:20} {percent:>3}%  {eta} left, {wide_msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.enable_steady_tick(Duration::from_millis(200));
     bar

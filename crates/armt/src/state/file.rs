@@ -37,6 +37,8 @@ const MOST_TEXTS: u64 = 1 << 16;
 
 const TAIL_TOKENS: &str = "tail.tokens";
 const TAIL_TEXT: &str = "tail.text";
+/// Tensors that are of the texts and not of the memory.
+pub(super) const TAILS: [&str; 2] = [TAIL_TOKENS, TAIL_TEXT];
 
 /// What a state belongs to: a file of another owner is refused.
 #[derive(Clone, Debug)]
@@ -176,13 +178,17 @@ fn first_checksum(tensors: &[(String, TensorView<'_>)]) -> String {
 /// Reads a state of a model with this layout, to the bit. Refused with the reason: a file that is no state, of another owner, truncated,
 /// altered, or with a number that is not finite.
 pub fn load(path: &Path, layout: &StateLayout, owner: &Owner, device: &Device) -> Result<State> {
+    from_bytes(&read(path)?, layout, owner, device).map_err(|e| Error::file(path, e))
+}
+
+/// The bytes of a file.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
     let io = |source| Error::io(path, source);
     // A device has no end.
     if !std::fs::metadata(path).map_err(io)?.is_file() {
         return Err(Error::file(path, "expected a memory file, got no file"));
     }
-    let bytes = std::fs::read(path).map_err(io)?;
-    from_bytes(&bytes, layout, owner, device).map_err(|e| Error::file(path, e))
+    std::fs::read(path).map_err(io)
 }
 
 /// Reads a state from the bytes of its file, as [`load`] does.
@@ -191,7 +197,7 @@ pub fn from_bytes(bytes: &[u8], layout: &StateLayout, owner: &Owner, device: &De
     opened.expect_owner(layout, owner)?;
     let counts = opened.counts(Some(layout))?;
     let tails = opened.tails(counts.len())?;
-    let mut kept = opened.tensors.iter().filter(|(name, _)| ![TAIL_TOKENS, TAIL_TEXT].contains(&name.as_str())).peekable();
+    let mut kept = opened.tensors.iter().filter(|(name, _)| !TAILS.contains(&name.as_str())).peekable();
     let tensors = match layout.begins {
         // Only what has read nothing keeps nothing.
         Begins::Absent if kept.peek().is_none() && counts.iter().all(|c| c.segments == 0) => Vec::new(),

@@ -4,6 +4,7 @@
 //! A state is made of named tensors, each with an axis of texts, and for each text counts and its open tail. Which tensors a recurrence has
 //! is its [`StateLayout`]; nothing else knows kinds of states apart.
 
+pub mod contents;
 pub mod file;
 mod layers;
 mod text_hash;

@@ -119,7 +119,12 @@ pub struct TokenizerThreads(rayon::ThreadPool);
 impl TokenizerThreads {
     /// As many threads as the machine runs at a time. A system that gives none is an error.
     pub fn start() -> Result<Arc<Self>> {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Self::with(std::thread::available_parallelism().map_or(1, usize::from))
+    }
+
+    /// So many threads, at least one.
+    pub fn with(threads: usize) -> Result<Arc<Self>> {
+        let threads = threads.max(1);
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("tokenizer-{i}")).build();
         let source = |e: rayon::ThreadPoolBuildError| std::io::Error::other(e.to_string());
         Ok(Arc::new(TokenizerThreads(pool.map_err(|e| Error::System { what: "threads for the tokenizer", source: source(e) })?)))

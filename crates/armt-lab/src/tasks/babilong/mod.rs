@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 pub use self::books::Books;
 pub use self::context::{Context, Piece};
 pub use self::form::Form;
-pub use self::places::{Data, find_data};
+pub use self::places::{Data, carry_data, find_data};
 pub use self::stories::Stories;
 pub use self::training::BabilongTraining;
 pub use self::vocabulary::vocabulary;

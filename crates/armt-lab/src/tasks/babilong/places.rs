@@ -1,8 +1,10 @@
 //! Where the data lie: a folder that the user names, or the project's own `data`.
 //!
-//! That is the folder that `ARMT_DATA` names, or else `data` in the working folder or one above it, or in one above the program.
+//! That is the folder that `ARMT_DATA` names, or else `data` in the working folder or one above it, or in one above the program, or else what
+//! the program [carries](carry_data).
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::error::{Error, Result};
 
@@ -37,6 +39,16 @@ impl Data {
 /// Names the project's `data` where it lies elsewhere.
 const VARIABLE: &str = "ARMT_DATA";
 
+/// Gives a folder of data that a program carries.
+pub type Carried = fn(Data) -> std::io::Result<PathBuf>;
+
+static CARRIED: OnceLock<Carried> = OnceLock::new();
+
+/// From now on data that are nowhere else are asked for here. What was said first holds.
+pub fn carry_data(carried: Carried) {
+    CARRIED.get_or_init(|| carried);
+}
+
 /// The folder that is given, or else the shipped one. One that is not there is an error that says where it was looked for.
 pub fn find_data(data: Data, given: Option<&Path>) -> Result<PathBuf> {
     if let Some(given) = given {
@@ -64,5 +76,8 @@ pub fn find_data(data: Data, given: Option<&Path>) -> Result<PathBuf> {
         }
         looked.push(folder);
     }
-    Err(Error::NoData { folder: data.folder(), looked })
+    match CARRIED.get() {
+        Some(carried) => carried(data).map_err(|source| Error::Io { path: data.folder().into(), source }),
+        None => Err(Error::NoData { folder: data.folder(), looked }),
+    }
 }

@@ -1,0 +1,170 @@
+//! What the program carries: models, recipes and data, so that it works anywhere by their names.
+//!
+//! A folder is unpacked when it is first asked for, beside its place and then renamed, into `armt` in the user's folder for data
+//! (`XDG_DATA_HOME`, or `.local/share` at home). Its name has what it was packed from, so that another version has others.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail};
+use armt_lab::tasks::babilong::Data;
+use flate2::read::DeflateDecoder;
+
+static PACKED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shipped"));
+
+/// A file that is carried.
+struct Packed {
+    name: &'static str,
+    bytes: usize,
+    deflated: &'static [u8],
+}
+
+/// The files that are carried, in the order of their names.
+fn files() -> impl Iterator<Item = Packed> {
+    let mut rest = PACKED;
+    std::iter::from_fn(move || {
+        let name = std::str::from_utf8(take_sized(&mut rest)?).ok()?;
+        let bytes = take_number(&mut rest)?;
+        Some(Packed { name, bytes, deflated: take_sized(&mut rest)? })
+    })
+}
+
+fn take_number(rest: &mut &'static [u8]) -> Option<usize> {
+    let (number, more) = rest.split_first_chunk::<8>()?;
+    *rest = more;
+    usize::try_from(u64::from_le_bytes(*number)).ok()
+}
+
+fn take_sized(rest: &mut &'static [u8]) -> Option<&'static [u8]> {
+    let size = take_number(rest)?;
+    let (bytes, more) = rest.split_at_checked(size)?;
+    *rest = more;
+    Some(bytes)
+}
+
+/// The names of what lies in a carried folder.
+fn names(folder: &str) -> Vec<&'static str> {
+    let mut names: Vec<&str> = files().filter_map(|f| f.name.strip_prefix(folder)?.strip_prefix('/')?.split('/').next()).collect();
+    names.dedup();
+    names
+}
+
+/// A carried folder, unpacked.
+fn unpacked(folder: &str) -> Result<PathBuf> {
+    let root = home()?.join("armt").join(&armt::files::fingerprint(PACKED)[..16]);
+    let place = root.join(folder);
+    if place.is_dir() {
+        return Ok(place);
+    }
+    unpack(folder, &place).with_context(|| {
+        format!("{}: what the program carries could not be unpacked here; XDG_DATA_HOME can name another place, and ARMT_DATA a copy of the project's data", place.display())
+    })?;
+    Ok(place)
+}
+
+fn unpack(folder: &str, place: &Path) -> Result<()> {
+    let above = place.parent().unwrap_or(place);
+    std::fs::create_dir_all(above)?;
+    let beside = above.join(format!(".{}.partial", std::process::id()));
+    let written = files().filter(|f| f.name.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))).try_for_each(|file| {
+        let path = beside.join(&file.name[folder.len() + 1..]);
+        std::fs::create_dir_all(path.parent().unwrap_or(&beside))?;
+        let mut bytes = Vec::with_capacity(file.bytes);
+        DeflateDecoder::new(file.deflated).read_to_end(&mut bytes)?;
+        std::fs::write(path, bytes)
+    });
+    let put = written.and_then(|()| std::fs::rename(&beside, place));
+    if let Err(error) = put {
+        let _ = std::fs::remove_dir_all(&beside);
+        // Another process may have been faster.
+        if !place.is_dir() {
+            return Err(error.into());
+        }
+    }
+    Ok(())
+}
+
+/// The user's folder for data.
+fn home() -> Result<PathBuf> {
+    let named = |variable: &str| std::env::var_os(variable).filter(|v| !v.is_empty()).map(PathBuf::from);
+    named("XDG_DATA_HOME")
+        .or_else(|| named("HOME").map(|home| home.join(".local/share")))
+        .ok_or_else(|| anyhow!("expected XDG_DATA_HOME or HOME to say where the program's data can lie, got neither"))
+}
+
+/// Whether a path is a name and nothing else.
+fn bare(path: &Path) -> Option<&str> {
+    let name = path.to_str()?;
+    (path.components().count() == 1 && !name.starts_with('.')).then_some(name)
+}
+
+/// The folder of a model that is named: that itself, the best model of a run's folder, or one that the program carries. Anything else is
+/// refused before something slow is done.
+pub fn find_model(named: &Path) -> Result<PathBuf> {
+    let best = named.join("best");
+    for folder in [named, &best] {
+        if folder.join("config.json").is_file() {
+            return Ok(folder.into());
+        }
+    }
+    let shipped = names("models");
+    if let Some(name) = bare(named).filter(|name| shipped.contains(name) && !named.exists()) {
+        return unpacked(&format!("models/{name}"));
+    }
+    if named.join("last/config.json").is_file() {
+        bail!(
+            "{}: this run was never judged and has no best model yet; its latest is {}",
+            named.display(),
+            named.join("last").display()
+        );
+    }
+    let what = if named.is_dir() { "this folder has no config.json" } else { "there is no such folder" };
+    bail!(
+        "{}: {what}; expected a model folder with config.json, model.safetensors and tokenizer.json, a run's folder, or a model that comes with the program: {}",
+        named.display(),
+        shipped.join(", ")
+    )
+}
+
+/// The file of a recipe that is named: that itself, or one that the program carries.
+pub fn find_recipe(named: &Path) -> Result<PathBuf> {
+    if named.exists() {
+        return Ok(named.into());
+    }
+    let shipped: Vec<&str> = names("recipes").into_iter().filter_map(|name| name.strip_suffix(".toml")).collect();
+    let name = bare(named).map(|name| name.strip_suffix(".toml").unwrap_or(name));
+    if let Some(name) = name.filter(|name| shipped.contains(name)) {
+        // All of them: one may extend another.
+        return Ok(unpacked("recipes")?.join(format!("{name}.toml")));
+    }
+    bail!(
+        "{}: there is no such recipe; expected a file, or one that comes with the program: {}",
+        named.display(),
+        shipped.join(", ")
+    )
+}
+
+/// A folder of the project's data, as tasks ask for it.
+pub fn data(data: Data) -> std::io::Result<PathBuf> {
+    unpacked(&format!("data/{}", data.folder())).map_err(|e| std::io::Error::other(format!("{e:#}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_that_is_carried_comes_out_as_it_went_in() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("shipped");
+        let mut count = 0;
+        for file in files() {
+            let mut bytes = Vec::new();
+            DeflateDecoder::new(file.deflated).read_to_end(&mut bytes).unwrap();
+            assert!(bytes == std::fs::read(root.join(file.name)).unwrap() && bytes.len() == file.bytes, "{}", file.name);
+            count += 1;
+        }
+        assert!(count > 50, "{count}");
+        assert_eq!(names("models"), ["babilong-qa1"]);
+        assert!(names("recipes").contains(&"remember-armt.toml") && names("data").contains(&"books"));
+    }
+}
