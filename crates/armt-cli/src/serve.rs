@@ -9,7 +9,8 @@ use armt_serve::keys::Keys;
 use armt_serve::{Server, Settings};
 use clap::Args;
 
-use crate::device::{DeviceArgs, expect_model};
+use crate::device::DeviceArgs;
+use crate::shipped::find_model;
 
 const EXAMPLE: &str = "\
 Examples:
@@ -23,7 +24,7 @@ The page at / reads a book and asks it. /openapi.json has all paths.";
 #[derive(Args)]
 #[command(after_help = EXAMPLE)]
 pub struct ServeArgs {
-    /// Model folder.
+    /// Model folder, or the name of a model that the program carries.
     model: PathBuf,
     /// Address to listen on. One that others can reach needs --api-key-file.
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
@@ -66,7 +67,7 @@ pub struct ServeArgs {
 }
 
 pub fn run(args: &ServeArgs) -> Result<ExitCode> {
-    expect_model(&args.model)?;
+    let folder = find_model(&args.model)?;
     let keys = match &args.api_key_file {
         Some(path) => Some(Keys::load(path).with_context(|| format!("--api-key-file {}", path.display()))?),
         None => None,
@@ -78,7 +79,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     let session = args.device.open_session(&args.model)?;
     let name = session.owner().name.clone().unwrap_or_else(|| "model".into());
     let mut settings = Settings::new(name.clone(), session);
-    (settings.folder, settings.keys, settings.keep) = (Some(args.model.clone()), keys, args.keep.clone());
+    (settings.folder, settings.keys, settings.keep) = (Some(folder), keys, args.keep.clone());
     settings.hosts.clone_from(&args.allow_host);
     let limits = &mut settings.limits;
     limits.memories = args.max_memories.unwrap_or(limits.memories);
