@@ -4,6 +4,7 @@ mod ask;
 mod bench;
 mod convert;
 mod data;
+mod data_check;
 mod device;
 mod doctor;
 mod eval;
@@ -39,9 +40,9 @@ enum Command {
     Ask(ask::AskArgs),
     /// Give a Hugging Face model a memory.
     Convert(convert::ConvertArgs),
-    /// Judge a model: on key-value pairs that it has read, or on facts in texts of any length.
+    /// Judge a model: on key-value pairs, facts in texts of any length, texts to predict, or questions of your own.
     Eval(Box<eval::EvalArgs>),
-    /// Write samples of a task as text.
+    /// Write samples of a task as text, or look at files of your own.
     Data(data::DataArgs),
     /// Draw the curves of `armt eval`, and fill a README's tables.
     Report(report::ReportArgs),

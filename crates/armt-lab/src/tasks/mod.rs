@@ -1,10 +1,16 @@
 //! What models are trained and judged on.
 
+pub mod asked;
 pub mod babi;
 pub mod babilong;
 pub mod capacity;
+pub mod check;
+pub mod documents;
+pub mod qa;
 pub mod retrieval;
+pub mod text;
 pub mod training;
+pub mod words;
 
 use armt::recurrence::Targets;
 use armt::segment::Batch;
