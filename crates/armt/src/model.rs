@@ -39,6 +39,18 @@ impl Model {
         Self::build(config, Purpose::Train, dtype, device)
     }
 
+    /// A model of which only the memory is to be trained, its parameters zero, to be set. The backbone has no gradients and is kept in the type
+    /// of the computation. A memory without parameters is refused.
+    pub fn blank_for_memory(config: Config, dtype: DType, device: &Device) -> Result<Self> {
+        let model = Self::build(config, Purpose::TrainMemory, dtype, device)?;
+        match model.params().iter().any(|p| p.is_trainable()) {
+            true => Ok(model),
+            false => {
+                Err(Error::Unsupported(format!("the memory {} has no parameters to be trained alone", model.config.memory.kind())))
+            }
+        }
+    }
+
     fn build(config: Config, purpose: Purpose, dtype: DType, device: &Device) -> Result<Self> {
         let recurrence = recurrence::build(&config, purpose, &Arc::new(Compute::new(device, dtype)))?;
         Ok(Model { config: Arc::new(config), recurrence: Arc::from(recurrence), loaded: None })

@@ -53,6 +53,9 @@ pub struct Common {
     /// How weights are changed.
     #[serde(default)]
     pub optimizer: OptimizerRecipe,
+    /// Which weights are changed.
+    #[serde(default)]
+    pub train: TrainRecipe,
     /// How gradients go back through the segments.
     #[serde(default)]
     pub backprop: Backprop,
@@ -171,6 +174,25 @@ impl Default for OptimizerRecipe {
     fn default() -> Self {
         OptimizerRecipe { lr: 3e-4, weight_decay: 1e-3, clip_value: 1.0, clip_norm: 0.0, warmup: 0.1, decay: 2.0 }
     }
+}
+
+/// Which weights are changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainRecipe {
+    /// `all`, or `memory`: the backbone of `model.from` stays as it is.
+    pub only: Only,
+}
+
+/// A part of a model that is trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Only {
+    /// All of it.
+    #[default]
+    All,
+    /// What reads, writes and begins the memory.
+    Memory,
 }
 
 /// Validation during training.

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::origin::{Origin, best_of};
-use super::recipe::{EvalRecipe, ModelRecipe, Recipe, Stage};
+use super::recipe::{EvalRecipe, ModelRecipe, Only, Recipe, Stage};
 use super::run_folder::RunFolder;
 use super::step::Stepper;
 use super::tensorboard::EventWriter;
@@ -190,7 +190,11 @@ pub fn train(
         let config = configs[progress.stage].clone();
         let model = match weights.take() {
             Some(weights) => {
-                let model = Model::blank(config, dtype, device)?;
+                let blank = match recipe.train.only {
+                    Only::All => Model::blank,
+                    Only::Memory => Model::blank_for_memory,
+                };
+                let model = blank(config, dtype, device)?;
                 model.set_weights(&weights)?;
                 model
             }
@@ -277,7 +281,7 @@ fn new_stage(key: &str, recipe: &BTreeMap<String, String>) -> bool {
 }
 
 fn optimizer(recipe: &Recipe, model: &Model) -> Result<AdamW> {
-    let params: Vec<Param> = model.params().into_iter().cloned().collect();
+    let params: Vec<Param> = model.params().into_iter().filter(|p| p.is_trainable()).cloned().collect();
     let group = Group { params, weight_decay: recipe.optimizer.weight_decay, rate: 1.0 };
     Ok(AdamW::new(vec![group], recipe.settings())?)
 }
@@ -424,7 +428,7 @@ impl StageRun<'_> {
 
     fn gradient_norm(&self) -> Result<f64> {
         let mut sum = 0.0;
-        for p in self.model.params() {
+        for p in self.model.params().into_iter().filter(|p| p.is_trainable()) {
             sum += p.grad()?.to_vec::<f32>()?.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>();
         }
         Ok(sum.sqrt())

@@ -32,9 +32,11 @@ pub(super) fn build(config: &Config, make: &mut Maker) -> Result<Box<dyn Recurre
     let a = architecture.as_ref();
     let embedding = Embedding::new(make, a, around)?;
     // The authors take memory tokens from the embedding's spread.
-    let tokens = (around.after > 0).then(|| make.param("memory", &[around.after, a.width], Fill::Normal(a.init))).transpose()?;
+    let tokens = (around.after > 0)
+        .then(|| make.memory(|make| make.param("memory", &[around.after, a.width], Fill::Normal(a.init))))
+        .transpose()?;
     let blocks = Arc::new(Blocks::new(make, &architecture, config.segment_size + around.total())?);
-    let memory = config.memory.build(make, a)?;
+    let memory = make.memory(|make| config.memory.build(make, a))?;
     let head = Head::new(make, a)?;
     let compute = make.compute().clone();
     let backbone = Backbone { architecture, embedding, blocks, head };

@@ -29,6 +29,8 @@ pub enum Purpose {
     Train,
     /// To be trained from scratch: drawn from this seed.
     TrainFresh(u64),
+    /// The memory's to be trained, the others in the type of the computation and nothing beside them; all zero until they are set.
+    TrainMemory,
 }
 
 /// Makes parameters.
@@ -36,18 +38,28 @@ pub struct Maker {
     random: Option<Random>,
     purpose: Purpose,
     compute: Arc<Compute>,
+    /// What is asked for belongs to the memory.
+    of_memory: bool,
 }
 
 impl Maker {
     /// Parameters for a purpose.
     pub fn new(purpose: Purpose, compute: &Arc<Compute>) -> Self {
         let random = if let Purpose::TrainFresh(seed) = purpose { Some(Random::new(seed)) } else { None };
-        Maker { random, purpose, compute: compute.clone() }
+        Maker { random, purpose, compute: compute.clone(), of_memory: false }
     }
 
     /// Where the parameters are, and what they compute in.
     pub fn compute(&self) -> &Arc<Compute> {
         &self.compute
+    }
+
+    /// Parameters that belong to the memory and not to the backbone.
+    pub fn memory<T>(&mut self, make: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        self.of_memory = true;
+        let made = make(self);
+        self.of_memory = false;
+        made
     }
 
     /// A parameter.
@@ -57,6 +69,7 @@ impl Maker {
         let Some(random) = &mut self.random else {
             return Ok(match self.purpose {
                 Purpose::Use => Param::frozen(name, &Tensor::zeros(shape, dtype, device)?, dtype)?,
+                Purpose::TrainMemory if !self.of_memory => Param::frozen(name, &Tensor::zeros(shape, dtype, device)?, dtype)?,
                 _ => Param::new(name, &Tensor::zeros(shape, DType::F32, device)?, dtype)?,
             });
         };

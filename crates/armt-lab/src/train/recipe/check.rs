@@ -1,7 +1,7 @@
 //! What a recipe must fulfil beyond its form. A mistake is named with its stage, line and key.
 
 use super::source::Source;
-use super::{EvalRecipe, ModelRecipe, Recipe, Stage};
+use super::{EvalRecipe, ModelRecipe, Only, Recipe, Stage};
 use crate::error::{Error, Result};
 
 /// A vocabulary to check the shape of a fresh model with, before the task's own is known.
@@ -63,6 +63,9 @@ impl Recipe {
         let EvalRecipe { every, samples, batch, .. } = self.eval;
         if every == 0 || samples == 0 || batch == 0 {
             return refuse("eval", "every, samples and batch of at least 1", &"0");
+        }
+        if matches!(self.model, ModelRecipe::Fresh(_)) && self.train.only == Only::Memory {
+            return refuse("train.only", "all, or model.from with weights that stay as they are", &"memory");
         }
         if matches!(self.model, ModelRecipe::Fresh(_)) && self.memory.is_none() {
             return refuse("memory", "a section [memory]", &"none");
