@@ -1,6 +1,6 @@
 //! What a run learns, whatever its texts are made of: the tasks that a recipe can name, and what the trainer asks of each.
 //!
-//! A task is a line of [`SETTINGS`] and a file with its keys. `[task]` of a recipe and what a `[[stage]]` has beyond the keys of every stage
+//! A task is a line of [`SETTINGS`](super::SETTINGS) and a file with its keys. `[task]` of a recipe and what a `[[stage]]` has beyond the keys of every stage
 //! are read by the task itself, as [`Lessons`]; opened, with the books and tokenizers that they name, they are [`TaskData`]; of each stage
 //! that gives a [`TrainingTask`].
 
@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{TaskBatch, babilong, qa, retrieval, text};
+use super::TaskBatch;
 use crate::error::{Error, Result};
 
 /// Different lengths that texts of a varying number of pairs have.
@@ -27,18 +27,6 @@ pub struct Setting {
     pub name: &'static str,
     /// Reads the task's own keys from TOML: `[task]`, and a `[[stage]]` with the keys that not every stage has, for each.
     pub read: fn(&str) -> Result<Arc<dyn Lessons>, toml::de::Error>,
-}
-
-/// All tasks.
-pub const SETTINGS: &[Setting] = &[retrieval::REMEMBER, retrieval::REWRITE, babilong::SETTING, text::SETTING, qa::SETTING];
-
-impl Setting {
-    /// A task by its name. Another name is an error that lists them.
-    pub fn named(name: &str) -> Result<&'static Self> {
-        let names = || SETTINGS.iter().map(|s| s.name).collect::<Vec<_>>().join(", ");
-        let found = SETTINGS.iter().find(|setting| setting.name == name);
-        found.ok_or_else(|| Error::config("task.setting", &format!("one of {}", names()), name))
-    }
 }
 
 /// The keys of a task in a recipe: `[task]`, and its own of each `[[stage]]`.

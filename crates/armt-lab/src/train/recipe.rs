@@ -20,7 +20,8 @@ pub use self::until::Until;
 
 use self::source::Source;
 use crate::error::{Error, Result};
-use crate::tasks::training::{Lessons, Setting, Sizes};
+use crate::tasks::setting;
+use crate::tasks::training::{Lessons, Sizes};
 
 /// What to train, on what, and how.
 #[derive(Clone, Debug)]
@@ -302,7 +303,7 @@ impl Recipe {
         let (shared, own) = source.split(&Stage::KEYS);
         let mut common: Common = source.read(&shared, |text| toml::from_str(text))?;
         let name = source.text("task.setting")?;
-        let setting = Setting::named(&name).map_err(|e| source.error("task.setting", "", e))?;
+        let setting = setting(&name).map_err(|e| source.error("task.setting", "", e))?;
         let lessons = source.read(&own, setting.read)?;
         if let Some(most) = common.keep {
             common.stages.truncate(most);

@@ -5,6 +5,9 @@ mod fields;
 mod gpt2;
 mod gpt_neox;
 mod llama;
+mod mistral;
+mod qwen2;
+mod qwen3;
 
 use std::ops::Range;
 
@@ -18,7 +21,8 @@ use crate::error::{Error, Result};
 use crate::weights::{EntryList, Layout};
 
 /// Every family there is.
-pub static FAMILIES: &[&Family] = &[&gpt2::FAMILY, &gpt_neox::FAMILY, &llama::FAMILY];
+pub static FAMILIES: &[&Family] =
+    &[&gpt2::FAMILY, &gpt_neox::FAMILY, &llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY];
 
 /// The sizes of a backbone that is made from scratch.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,0 +1,127 @@
+//! Backbones against `transformers`: tiny random models as it saves them, with its logits and greedy tokens. `scripts/golden-backbones.py` makes
+//! the folder.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+
+use armt::engine::{DType, Device};
+use armt::generate::{Options, generate};
+use armt::memory::{Associative, MemoryConfig};
+use armt::model::Model;
+use armt::schedule::ScheduleKind;
+use armt::segment::Batch;
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+
+const TOLERANCE: f32 = 5e-5;
+
+fn cases() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/backbones");
+    let mut cases: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).filter(|p| p.is_dir()).collect();
+    cases.sort();
+    cases
+}
+
+struct Golden {
+    tokens: Batch,
+    logits: Vec<f32>,
+    greedy: Vec<i32>,
+}
+
+fn golden(case: &Path) -> Golden {
+    let bytes = std::fs::read(case.join("golden.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let ids = |name: &str| {
+        file.tensor(name).unwrap().data().as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect::<Vec<_>>()
+    };
+    let logits = file.tensor("logits").unwrap().data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    let texts = file.tensor("tokens").unwrap().shape()[0];
+    Golden { tokens: Batch { ids: ids("tokens"), texts, mask: None }, logits, greedy: ids("greedy") }
+}
+
+fn farthest(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs() / b.abs().max(1.0)).fold(0.0, f32::max)
+}
+
+#[test]
+fn logits_and_greedy_tokens_are_those_of_transformers() {
+    let cases = cases();
+    assert!(cases.len() >= 9, "{cases:?}");
+    for case in cases {
+        let model = Model::load(&case, DType::F32, &Device::cpu()).unwrap_or_else(|e| panic!("{}: {e}", case.display()));
+        let Golden { tokens, logits, greedy } = golden(&case);
+        let empty = model.empty(tokens.texts).unwrap();
+        for schedule in [ScheduleKind::Sequential, ScheduleKind::Auto] {
+            let ours = model.forward(&tokens, &empty, schedule).unwrap().0;
+            assert!(farthest(&ours, &logits) < TOLERANCE, "{}: {}", case.display(), farthest(&ours, &logits));
+        }
+        let options = Options { max_new_tokens: 12, ..Options::default() };
+        let said = generate(&model, &tokens, &empty, &options, &mut |_| {}).unwrap().tokens;
+        assert_eq!(said.concat(), greedy, "{}", case.display());
+    }
+}
+
+/// A fresh memory reads nothing from an empty state, and its tokens come after the text: the first segment's logits are the backbone's.
+#[test]
+fn a_converted_backbone_is_the_backbone_until_its_memory_has_read() {
+    for case in cases() {
+        let folder = tempfile::tempdir().unwrap();
+        let memory = MemoryConfig::new(Associative::new(2, 4));
+        let model = Model::convert(&case, memory, 20, 1, &Device::cpu()).unwrap_or_else(|e| panic!("{}: {e}", case.display()));
+        model.save(folder.path(), DType::F32).unwrap();
+        let loaded = Model::load(folder.path(), DType::F32, &Device::cpu()).unwrap();
+        let Golden { tokens, logits, .. } = golden(&case);
+        let ours = loaded.forward(&tokens, &loaded.empty(tokens.texts).unwrap(), ScheduleKind::Auto).unwrap().0;
+        assert!(farthest(&ours, &logits) < TOLERANCE, "{}: {}", case.display(), farthest(&ours, &logits));
+    }
+}
+
+/// A copy of a case with some keys of its configuration changed.
+fn changed(name: &str, keys: &[(&str, Value)]) -> tempfile::TempDir {
+    let case = cases().into_iter().find(|c| c.ends_with(name)).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(&case).unwrap() {
+        let path = file.unwrap().path();
+        std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let path = folder.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    keys.iter().for_each(|(key, value)| config[*key] = value.clone());
+    std::fs::write(&path, config.to_string()).unwrap();
+    folder
+}
+
+#[test]
+fn the_old_keys_of_rotary_scaling_mean_what_the_new_ones_do() {
+    let scaling = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16});
+    let folder =
+        changed("llama-yarn", &[("rope_parameters", Value::Null), ("rope_theta", json!(500.0)), ("rope_scaling", scaling)]);
+    let model = Model::load(folder.path(), DType::F32, &Device::cpu()).unwrap();
+    let Golden { tokens, logits, .. } = golden(folder.path());
+    let ours = model.forward(&tokens, &model.empty(tokens.texts).unwrap(), ScheduleKind::Auto).unwrap().0;
+    assert!(farthest(&ours, &logits) < TOLERANCE);
+}
+
+#[test]
+fn what_a_folder_asks_for_and_is_not_known_is_refused_by_its_key() {
+    let refused = |name: &str, keys: &[(&str, Value)], words: &[&str]| {
+        let said = Model::load(changed(name, keys).path(), DType::F32, &Device::cpu()).err().unwrap().to_string();
+        assert!(words.iter().all(|word| said.contains(word)), "{name}: {said}");
+    };
+    refused(
+        "mistral",
+        &[("rope_parameters", json!({"rope_type": "longrope", "rope_theta": 1e4}))],
+        &["rope_type", "longrope", "yarn"],
+    );
+    refused("mistral", &[("rope_scaling", json!({"type": "su", "factor": 2.0}))], &["rope_type", "su"]);
+    refused("qwen3", &[("rope_parameters", json!({"rope_type": "linear"}))], &["factor"]);
+    refused("llama-yarn", &[("rope_parameters", json!({"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}))], &["mscale"]);
+    refused("llama-linear", &[("partial_rotary_factor", json!(0.5)), ("rope_parameters", Value::Null)], &["partial_rotary_factor"]);
+    refused("qwen2", &[("hidden_act", json!("gelu"))], &["hidden_act", "silu"]);
+    let folder = changed("mistral", &[]);
+    let long =
+        Model::convert(folder.path(), MemoryConfig::new(Associative::new(2, 4)), 47, 0, &Device::cpu()).err().unwrap().to_string();
+    assert!(long.contains("at most 48 positions"), "{long}");
+}
