@@ -4,13 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use armt_engine::{DType, Device, Param, Tape, Tensor, ops};
-use serde_json::Value;
 
 use crate::checkpoint;
 use crate::compute::Compute;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::files::read_json;
 use crate::memory::MemoryConfig;
 use crate::recurrence::{self, DeviceBatch, HostBatch, Inputs, Recurrent, Sizes, Targets};
 use crate::schedule::{Backprop, Pass, ScheduleKind};
@@ -61,6 +59,7 @@ impl Model {
     pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Self> {
         let mut model = Self::load_for(folder, Purpose::Use, dtype, device)?;
         let tensors = Tensors::open(folder)?;
+        checkpoint::expect_used(model.recurrence(), &tensors)?;
         let mut hash = checkpoint::Fingerprint::new(&model.config);
         checkpoint::set_weights(model.recurrence(), &tensors, &mut |_, values| hash.add(values))?;
         model.loaded = Some(Arc::new(hash.finish()));
@@ -94,14 +93,17 @@ impl Model {
     /// A backbone of the shape that a Hugging Face folder's `config.json` describes, its weights random, with a fresh memory: to try what is
     /// meant for weights that are not at hand.
     pub fn convert_random(folder: &Path, memory: MemoryConfig, segment_size: usize, seed: u64, device: &Device) -> Result<Self> {
-        let backbone: Value = read_json(&folder.join("config.json"), "a Hugging Face configuration")?;
+        let backbone = checkpoint::backbone_config(folder)?;
         Model::fresh(Config::new(backbone, memory, segment_size), seed, DType::F32, device)
     }
 
-    /// Wraps a Hugging Face folder's backbone with a fresh memory, initialised as the authors do.
+    /// Wraps the backbone of a Hugging Face folder, or of a GGUF file, with a fresh memory, initialised as the authors do. A tensor that no part of
+    /// the backbone is, is an error.
     pub fn convert(folder: &Path, memory: MemoryConfig, segment_size: usize, seed: u64, device: &Device) -> Result<Self> {
         let model = Self::convert_random(folder, memory, segment_size, seed, device)?;
-        model.recurrence.adopt(&Tensors::open(folder)?, seed)?;
+        let tensors = Tensors::open(folder)?;
+        checkpoint::expect_used(model.recurrence(), &tensors)?;
+        model.recurrence.adopt(&tensors, seed)?;
         Ok(model)
     }
 

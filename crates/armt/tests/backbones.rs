@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use armt::engine::{DType, Device};
@@ -11,6 +12,7 @@ use armt::memory::{Associative, MemoryConfig};
 use armt::model::Model;
 use armt::schedule::ScheduleKind;
 use armt::segment::Batch;
+use armt::weights::Tensors;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
@@ -124,4 +126,46 @@ fn what_a_folder_asks_for_and_is_not_known_is_refused_by_its_key() {
     let long =
         Model::convert(folder.path(), MemoryConfig::new(Associative::new(2, 4)), 47, 0, &Device::cpu()).err().unwrap().to_string();
     assert!(long.contains("at most 48 positions"), "{long}");
+}
+
+/// A folder's tensors with some more.
+fn with_tensors(folder: &Path, more: impl FnOnce(&Tensors) -> Vec<(String, Vec<usize>, Vec<f32>)>) {
+    let tensors = Tensors::open(folder).unwrap();
+    let mut names: Vec<&str> = tensors.names().collect();
+    names.sort_unstable();
+    let mut all: Vec<_> = names.iter().map(|name| tensors.find(&[name]).unwrap()).collect();
+    all.extend(more(&tensors));
+    armt::weights::write(&folder.join("model.safetensors"), &all, DType::F32, HashMap::new()).unwrap();
+}
+
+#[test]
+fn tensors_that_no_part_of_a_model_is_are_named_and_a_tied_head_must_be_the_embedding() {
+    let load = |folder: &Path| Model::load(folder, DType::F32, &Device::cpu()).err().map(|e| e.to_string());
+    let extra = changed("qwen2", &[]);
+    with_tensors(extra.path(), |_| vec![("model.layers.0.self_attn.q_norm.weight".into(), vec![4], vec![1.0; 4])]);
+    let said = load(extra.path()).unwrap();
+    assert!(said.contains("no part of the model is: model.layers.0.self_attn.q_norm.weight"), "{said}");
+    let beside = changed("qwen2", &[]);
+    with_tensors(beside.path(), |_| vec![("model.layers.0.self_attn.rotary_emb.inv_freq".into(), vec![2], vec![1.0, 0.5])]);
+    assert_eq!(load(beside.path()), None);
+    for (other, refused) in [(0.0, false), (1.0, true)] {
+        let tied = changed("qwen3-tied-bf16", &[]);
+        with_tensors(tied.path(), |tensors| {
+            let (_, shape, mut values) = tensors.find(&["model.embed_tokens.weight"]).unwrap();
+            values[0] += other;
+            vec![("lm_head.weight".into(), shape, values)]
+        });
+        let said = load(tied.path());
+        assert_eq!(said.as_ref().is_some_and(|said| said.contains("tie_word_embeddings")), refused, "{said:?}");
+    }
+    let untied = changed("qwen3-tied-bf16", &[("tie_word_embeddings", json!(false))]);
+    assert!(load(untied.path()).unwrap().contains("lm_head.weight"));
+}
+
+#[test]
+fn the_end_tokens_of_generation_config_end_a_text() {
+    let folder = changed("mistral", &[]);
+    std::fs::write(folder.path().join("generation_config.json"), r#"{"eos_token_id": [2, 7]}"#).unwrap();
+    let model = Model::convert(folder.path(), MemoryConfig::new(Associative::new(2, 4)), 20, 0, &Device::cpu()).unwrap();
+    assert_eq!(armt::text::end_tokens(&model.config().backbone), [2, 7]);
 }

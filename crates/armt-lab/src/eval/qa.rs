@@ -101,7 +101,7 @@ pub fn judge(
     let options = Options { max_new_tokens: 64, stop: vec![words.end], ..Options::default() };
     let mut reader = Reader::new(model, model.empty(1)?)?;
     for (i, told) in contexts.iter().enumerate() {
-        let mut tokens = words.tokenizer.encode(&told.context)?;
+        let mut tokens = words.whole_text(&told.context)?;
         if let Some(hiding) = hiding {
             tokens = hiding.hide(&tokens, length.0, Random::of(&[seed, length.0 as u64, i as u64]))?;
         }

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use armt::text::{Source, TokenStream, Tokenizer};
 use serde::{Deserialize, Serialize};
 
-pub use self::files::{find, open};
-pub use self::rows::{Row, Rows, field, is_table};
+pub use self::files::{find, is_table, open};
+pub use self::rows::{Row, Rows, field};
 
 use crate::error::{Error, Result};
 

@@ -30,6 +30,12 @@ impl Words {
         Self::new(Arc::new(tokenizer), begun.map(|b| b.config))
     }
 
+    /// The tokens of a text that is read from its start: with the token before it that the tokenizer puts there, if it does.
+    pub fn whole_text(&self, text: &str) -> Result<Vec<i32>> {
+        let own = self.tokenizer.encode(text)?;
+        Ok(self.tokenizer.begin_of_text().into_iter().chain(own).collect())
+    }
+
     /// A tokenizer with the end token of a model, or else its own. Where there is neither, that is an error.
     pub fn new(tokenizer: Arc<Tokenizer>, model: Option<&Config>) -> Result<Self> {
         let known = |token: &i32| (*token as usize) < tokenizer.vocabulary();

@@ -85,6 +85,8 @@ pub struct Piece {
 /// The tokens of some texts, one after the other, piece by piece. A token never spans two texts.
 pub struct TokenStream {
     tokenizer: Arc<Tokenizer>,
+    /// The token that each text begins with, where the tokenizer has one.
+    begin: Option<i32>,
     sources: std::vec::IntoIter<Source>,
     current: Option<Source>,
     block: Vec<u8>,
@@ -115,6 +117,7 @@ impl TokenStream {
             ));
         }
         Ok(TokenStream {
+            begin: tokenizer.begin_of_text(),
             tokenizer,
             sources: sources.into_iter(),
             current: None,
@@ -175,7 +178,10 @@ impl TokenStream {
             Joint::Drop if self.cut_before => text.strip_prefix(' ').unwrap_or(text),
             _ => text,
         };
-        let tokens = self.tokenizer.encode(text)?;
+        let mut tokens = self.tokenizer.encode(text)?;
+        if let Some(begin) = self.begin.filter(|_| !self.cut_before) {
+            tokens.insert(0, begin);
+        }
         self.text.drain(..at);
         self.cut_before = true;
         Ok(Piece { tokens, bytes: self.bytes, replaced: self.replaced })

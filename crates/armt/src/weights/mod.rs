@@ -1,6 +1,8 @@
 //! Parameters and the tensors of files: how fresh ones are drawn, and which tensor of a file is which part of which parameter.
 
 mod entry;
+pub mod gguf;
+mod llama_cpp;
 mod maker;
 mod tensors;
 

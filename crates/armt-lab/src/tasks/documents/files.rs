@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
 
-use super::rows::is_table;
 use crate::error::{Error, Result};
 
 /// The files that some names mean, each list in the order of its names: a file, all texts in a folder, or a pattern with `*`, `**` and `?`. A
@@ -71,8 +70,18 @@ fn packing(path: &Path) -> Option<&str> {
     path.extension().and_then(|e| e.to_str()).filter(|e| ["gz", "zst"].contains(e))
 }
 
+/// Whether a file is a table of rows; otherwise it is a text. A file of another kind is an error that lists those that there are.
+pub fn is_table(path: &Path) -> Result<bool> {
+    match kind(path) {
+        Some("txt" | "md") => Ok(false),
+        Some("jsonl") => Ok(true),
+        Some("parquet") => Err(Error::file(path, "expected .txt, .md or .jsonl; a parquet table can be written as .jsonl")),
+        _ => Err(Error::file(path, "expected a file whose name ends in .txt, .md or .jsonl, with .gz or .zst after it or not")),
+    }
+}
+
 /// What a file is when it is unpacked, by its name: `jsonl` of `notes.jsonl.zst`.
-pub(super) fn kind(path: &Path) -> Option<&str> {
+fn kind(path: &Path) -> Option<&str> {
     let name = if packing(path).is_some() { Path::new(path.file_stem()?) } else { path };
     name.extension().and_then(|e| e.to_str())
 }

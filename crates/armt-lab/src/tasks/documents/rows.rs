@@ -5,18 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::files::{kind, open};
+use super::files::open;
 use crate::error::{Error, Result};
-
-/// Whether a file is a table of rows; otherwise it is a text. A file of another kind is an error that lists those that there are.
-pub fn is_table(path: &Path) -> Result<bool> {
-    match kind(path) {
-        Some("txt" | "md") => Ok(false),
-        Some("jsonl") => Ok(true),
-        Some("parquet") => Err(Error::file(path, "expected .txt, .md or .jsonl; a parquet table can be written as .jsonl")),
-        _ => Err(Error::file(path, "expected a file whose name ends in .txt, .md or .jsonl, with .gz or .zst after it or not")),
-    }
-}
 
 /// A line of a file.
 #[derive(Clone, Debug)]

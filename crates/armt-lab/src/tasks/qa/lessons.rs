@@ -163,7 +163,7 @@ impl Context {
             answer.push(words.end);
             Ok(Prompt { question, answer })
         });
-        Ok(Context { tokens: words.tokenizer.encode(&told.context)?, prompts: prompts.collect::<Result<_>>()? })
+        Ok(Context { tokens: words.whole_text(&told.context)?, prompts: prompts.collect::<Result<_>>()? })
     }
 }
 
