@@ -25,7 +25,7 @@ The weights of the backbone are taken as they are; those of the memory are new a
 `armt train RECIPE --set model.from=OUT`.";
 
 /// Files that go along where they are there.
-const COMPANIONS: [&str; 5] =
+pub const COMPANIONS: [&str; 5] =
     ["generation_config.json", "special_tokens_map.json", "tokenizer_config.json", "added_tokens.json", "vocabulary.json"];
 
 #[derive(Args)]
@@ -85,7 +85,7 @@ pub enum MemoryKind {
 pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
     let memory = args.memory()?;
     args.expect_source()?;
-    args.expect_room()?;
+    expect_room(&args.out, &args.source, args.force)?;
     let tokenizer = checkpoint::tokenizer(&args.source)?;
     let make = if args.random { Model::convert_random } else { Model::convert };
     let model = make(&args.source, memory, args.segment, args.seed, &Device::cpu())?;
@@ -192,27 +192,27 @@ impl ConvertArgs {
             ));
         }
     }
-
-    /// Refuses a folder with something in it unless it is to be overwritten, and the source itself always.
-    fn expect_room(&self) -> Result<()> {
-        let out = self.out.display();
-        if self.out.exists() && !self.out.is_dir() {
-            bail!("{out}: expected a folder to write, got a file");
-        }
-        if let (Ok(a), Ok(b)) = (self.out.canonicalize(), self.source.canonicalize())
-            && a == b
-        {
-            bail!("{out}: this is the folder to convert; write to another");
-        }
-        let used = std::fs::read_dir(&self.out).is_ok_and(|mut entries| entries.next().is_some());
-        if used && !self.force {
-            bail!("{out}: the folder is not empty; --force writes into it");
-        }
-        Ok(())
-    }
 }
 
-fn copy(name: &str, from: &Path, to: &Path) -> Result<()> {
+/// Refuses a folder with something in it unless it is to be overwritten, and the source itself always.
+pub fn expect_room(folder: &Path, source: &Path, force: bool) -> Result<()> {
+    let out = folder.display();
+    if folder.exists() && !folder.is_dir() {
+        bail!("{out}: expected a folder to write, got a file");
+    }
+    if let (Ok(a), Ok(b)) = (folder.canonicalize(), source.canonicalize())
+        && a == b
+    {
+        bail!("{out}: this is the folder to convert; write to another");
+    }
+    let used = std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
+    if used && !force {
+        bail!("{out}: the folder is not empty; --force writes into it");
+    }
+    Ok(())
+}
+
+pub fn copy(name: &str, from: &Path, to: &Path) -> Result<()> {
     let path = to.join(name);
     std::fs::copy(from.join(name), &path).with_context(|| path.display().to_string())?;
     Ok(())

@@ -8,6 +8,7 @@ mod data_check;
 mod device;
 mod doctor;
 mod eval;
+mod export;
 mod progress;
 mod quickstart;
 mod read;
@@ -38,8 +39,10 @@ enum Command {
     Read(read::ReadArgs),
     /// Ask about what a memory has read.
     Ask(ask::AskArgs),
-    /// Give a Hugging Face model a memory.
+    /// Give a Hugging Face or GGUF model a memory.
     Convert(convert::ConvertArgs),
+    /// Write the plain backbone of a model as a folder that transformers opens.
+    Export(export::ExportArgs),
     /// Judge a model: on key-value pairs, facts in texts of any length, texts to predict, or questions of your own.
     Eval(Box<eval::EvalArgs>),
     /// Write samples of a task as text, or look at files of your own.
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Command::Read(args) => read::run(&args),
         Command::Ask(args) => ask::run(&args),
         Command::Convert(args) => convert::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Data(args) => data::run(&args),
         Command::Report(args) => report::run(&args),

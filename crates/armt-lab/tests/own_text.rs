@@ -188,7 +188,7 @@ fn carried_windows_are_of_one_document_each_and_say_where_it_begins() {
     let mut of: [Option<char>; 3] = [None; 3];
     let (mut begun, mut onward) = (0, 0);
     for window in windows(task(&recipe).as_ref(), 60) {
-        for place in 0..3 {
+        for (place, of) in of.iter_mut().enumerate() {
             let ids = &window.asked.batch.ids[place * 24..(place + 1) * 24];
             let text = tokenizer.decode(ids).unwrap();
             let letters: Vec<char> = text.split('w').skip(1).filter_map(|w| w.chars().next()).collect();
@@ -197,10 +197,10 @@ fn carried_windows_are_of_one_document_each_and_say_where_it_begins() {
                 true => begun += 1,
                 false => {
                     onward += 1;
-                    assert_eq!(of[place], letters.first().copied(), "a window goes on in another document: {text}");
+                    assert_eq!(*of, letters.first().copied(), "a window goes on in another document: {text}");
                 }
             }
-            of[place] = letters.first().copied();
+            *of = letters.first().copied();
         }
     }
     assert!(begun > 5 && onward > 5, "{begun} {onward}");

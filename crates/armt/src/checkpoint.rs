@@ -71,6 +71,21 @@ pub fn save(recurrence: &dyn Recurrent, config: &Config, folder: &Path, dtype: D
     weights::write(&folder.join("model.safetensors"), &tensors, dtype, metadata)
 }
 
+/// Writes the plain backbone as a folder that Hugging Face's `transformers` opens: `config.json` and `model.safetensors` in f32 or bf16. A model
+/// that is no backbone with a memory is refused.
+pub fn save_plain(recurrence: &dyn Recurrent, config: &Config, folder: &Path, dtype: DType) -> Result<()> {
+    let tensors = recurrence.plain()?;
+    let tensors = tensors.ok_or_else(|| Error::Unsupported("the model has no backbone that others could open".into()))?;
+    std::fs::create_dir_all(folder).map_err(|source| Error::io(folder, source))?;
+    let mut backbone = config.backbone.clone();
+    let stored = if dtype == DType::BF16 { "bfloat16" } else { "float32" };
+    ["dtype", "torch_dtype"].iter().filter(|key| config.backbone.get(key).is_some()).for_each(|key| backbone[*key] = stored.into());
+    let text = serde_json::to_string_pretty(&backbone).map_err(|e| Error::file(folder, e))?;
+    write_beside(&folder.join("config.json"), text.as_bytes())?;
+    let metadata = HashMap::from([("format".into(), "pt".into())]);
+    weights::write(&folder.join("model.safetensors"), &tensors, dtype, metadata)
+}
+
 /// The backbone's configuration of a Hugging Face folder, or of a GGUF file. Tokens that end a text by `generation_config.json` end it.
 pub fn backbone_config(source: &Path) -> Result<Value> {
     if source.is_file() {

@@ -126,6 +126,11 @@ impl Model {
         checkpoint::save(self.recurrence(), &self.config, folder, dtype)
     }
 
+    /// Writes the plain backbone as a folder that Hugging Face's `transformers` opens, in f32 or bf16.
+    pub fn save_plain(&self, folder: &Path, dtype: DType) -> Result<()> {
+        checkpoint::save_plain(self.recurrence(), &self.config, folder, dtype)
+    }
+
     /// The configuration.
     pub fn config(&self) -> &Config {
         &self.config

@@ -169,3 +169,21 @@ fn the_end_tokens_of_generation_config_end_a_text() {
     let model = Model::convert(folder.path(), MemoryConfig::new(Associative::new(2, 4)), 20, 0, &Device::cpu()).unwrap();
     assert_eq!(armt::text::end_tokens(&model.config().backbone), [2, 7]);
 }
+
+/// What comes out of an export is what went into the conversion, name by name and to the bit.
+#[test]
+fn an_exported_backbone_is_the_one_that_was_converted() {
+    for case in cases() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = Model::convert(&case, MemoryConfig::new(Associative::new(2, 4)), 20, 1, &Device::cpu()).unwrap();
+        model.save_plain(folder.path(), DType::F32).unwrap();
+        let (before, after) = (Tensors::open(&case).unwrap(), Tensors::open(folder.path()).unwrap());
+        let names = |tensors: &Tensors| tensors.names().map(String::from).collect::<std::collections::BTreeSet<_>>();
+        assert_eq!(names(&before), names(&after), "{}", case.display());
+        names(&before).iter().for_each(|name| assert_eq!(before.find(&[name]).unwrap(), after.find(&[name]).unwrap(), "{name}"));
+        let plain = Model::load(folder.path(), DType::F32, &Device::cpu()).unwrap();
+        let Golden { tokens, logits, .. } = golden(&case);
+        let ours = plain.forward(&tokens, &plain.empty(tokens.texts).unwrap(), ScheduleKind::Auto).unwrap().0;
+        assert!(farthest(&ours, &logits) < TOLERANCE);
+    }
+}

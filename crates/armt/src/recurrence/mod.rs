@@ -23,7 +23,7 @@ use crate::compute::Compute;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::state::{Count, LayerState, State, StateLayout};
-use crate::weights::{Entry, Maker, Purpose, Staged, Tensors};
+use crate::weights::{Entry, Found, Maker, Purpose, Staged, Tensors};
 
 /// Sizes that every recurrence has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,6 +131,11 @@ pub trait Recurrent: Send + Sync {
 
     /// A segment that tokens are added to one after the other; the state stays as it is.
     fn open<'a>(&'a self, state: &State) -> Result<Box<dyn OpenSegment + 'a>>;
+
+    /// The tensors of the plain backbone under Hugging Face's names, without anything of the memory; `None` if there is no such backbone.
+    fn plain(&self) -> Result<Option<Vec<Found>>> {
+        Ok(None)
+    }
 
     /// Takes the tensors of a plain backbone; what those do not have is drawn anew.
     fn adopt(&self, tensors: &Tensors, _seed: u64) -> Result<()> {

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Memory, Step};
 use crate::random::Random;
 use crate::state::{Count, LayerState, State, StateLayout};
-use crate::weights::{Entry, EntryList, Fill, Maker, Staged, Tensors};
+use crate::weights::{Entry, EntryList, Fill, Found, Maker, Staged, Tensors};
 
 /// Whether a `model_type` is a transformer's.
 pub(super) fn knows(model_type: &str) -> bool {
@@ -233,6 +233,24 @@ impl Recurrent for Transformer {
 
     fn has_fixed_steps(&self) -> bool {
         self.memory.has_fixed_steps()
+    }
+
+    fn plain(&self) -> Result<Option<Vec<Found>>> {
+        let (cell, inside) = self.wrapping;
+        let (d, Around { before, after, wrapped }) = (self.sizes().width, self.around);
+        let mut tensors = Vec::new();
+        for entry in self.entries().iter().filter(|e| !e.of_memory) {
+            let name = entry.name.strip_prefix(cell).unwrap_or(&entry.name);
+            let name = if inside.is_empty() { name.to_string() } else { name.replacen(&format!(".{inside}"), ".", 1) };
+            let (mut shape, mut values) = (entry.shape.clone(), entry.export(&entry.param.value().to_f32_vec()?));
+            if wrapped && self.backbone.embedding.positions.as_ref().is_some_and(|p| p.name() == entry.param.name()) {
+                // Rows of memory tokens, before the others and after them.
+                shape[0] -= before + after;
+                values = values[before * d..][..shape[0] * d].to_vec();
+            }
+            tensors.push((self.family.head_name(name), shape, values));
+        }
+        Ok(Some(tensors))
     }
 }
 

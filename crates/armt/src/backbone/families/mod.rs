@@ -123,6 +123,13 @@ impl Family {
     }
 }
 
+impl Family {
+    /// A tensor's name as Hugging Face has it: GPT-NeoX calls its head by another than the authors' files.
+    pub fn head_name(&self, name: String) -> String {
+        if self.model_type == "gpt_neox" && name == "lm_head.weight" { "embed_out.weight".into() } else { name }
+    }
+}
+
 fn norm<'a>(list: &mut EntryList<'a>, name: &str, norm: &'a NormWeights, l: usize) {
     let d = norm.gain.value().dims()[1];
     list.layer(format!("{name}.weight"), &norm.gain, l, vec![d], Layout::Plain);
