@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use armt::config::Config;
 use armt::engine::Device;
 use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window};
+use armt::model::Conversion;
 use armt::weights::gguf::Gguf;
 use armt::{Model, checkpoint};
 use clap::{Args, ValueEnum};
@@ -87,12 +88,19 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
     args.expect_source()?;
     expect_room(&args.out, &args.source, args.force)?;
     let tokenizer = checkpoint::tokenizer(&args.source)?;
-    let make = if args.random { Model::convert_random } else { Model::convert };
-    let model = make(&args.source, memory, args.segment, args.seed, &Device::cpu())?;
-    if let Some(tokenizer) = &tokenizer {
-        tokenizer.expect_fits(model.sizes().vocab, &args.source)?;
-    }
-    model.save(&args.out, args.dtype.dtype())?;
+    let fits = |vocab: usize| tokenizer.as_ref().map_or(Ok(()), |tokenizer| tokenizer.expect_fits(vocab, &args.source));
+    let (config, (parameters, fresh), state) = if args.random {
+        let model = Model::convert_random(&args.source, memory, args.segment, args.seed, &Device::cpu())?;
+        fits(model.sizes().vocab)?;
+        model.save(&args.out, args.dtype.dtype())?;
+        let state = model.recurrence().layout().bytes(model.dtype());
+        (model.config().clone(), (model.parameters(), model.memory_parameters()), state)
+    } else {
+        let conversion = Conversion::open(&args.source, memory, args.segment, args.seed)?;
+        fits(conversion.sizes().vocab)?;
+        conversion.write(&args.out, args.dtype.dtype())?;
+        (conversion.config().clone(), conversion.parameters(), conversion.state_bytes())
+    };
     match &tokenizer {
         Some(_) if args.source.is_dir() && args.source.join("tokenizer.json").is_file() => {
             copy("tokenizer.json", &args.source, &args.out)?
@@ -104,17 +112,16 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
             args.out.display()
         )),
     }
-    args.warn(model.config());
+    args.warn(&config);
     for name in COMPANIONS.iter().filter(|name| args.source.join(name).is_file()) {
         copy(name, &args.source, &args.out)?;
     }
-    let (parameters, fresh) = (model.parameters(), model.memory_parameters());
     crate::say(format_args!(
         "{}: {} parameters, {} of them the memory's; {} of memory for each text, however long",
         args.out.display(),
         thousands(parameters as u64),
         thousands(fresh as u64),
-        bytes(model.recurrence().layout().bytes(model.dtype()) as u64)
+        bytes(state as u64)
     ))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -61,11 +61,16 @@ pub fn export(recurrence: &dyn Recurrent, pick: impl Fn(&Param) -> armt_engine::
     Ok(out)
 }
 
-/// Writes a folder: configuration and weights in f32 or bf16. Files are written beside and renamed.
-pub fn save(recurrence: &dyn Recurrent, config: &Config, folder: &Path, dtype: DType) -> Result<()> {
+/// Writes `config.json` into a folder, which is made where it is missing.
+pub fn save_config(config: &Config, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|source| Error::io(folder, source))?;
     let text = serde_json::to_string_pretty(config).map_err(|e| Error::file(folder, e))?;
-    write_beside(&folder.join("config.json"), text.as_bytes())?;
+    write_beside(&folder.join("config.json"), text.as_bytes())
+}
+
+/// Writes a folder: configuration and weights in f32 or bf16. Files are written beside and renamed.
+pub fn save(recurrence: &dyn Recurrent, config: &Config, folder: &Path, dtype: DType) -> Result<()> {
+    save_config(config, folder)?;
     let tensors = export(recurrence, |p| Ok(p.value()))?;
     let metadata = HashMap::from([("format".into(), "pt".into())]);
     weights::write(&folder.join("model.safetensors"), &tensors, dtype, metadata)

@@ -15,7 +15,7 @@ use crate::schedule::{Backprop, Pass, ScheduleKind};
 use crate::segment::{Alignment, Batch, Segment, segments};
 use crate::state::State;
 use crate::state::file::{self, Owner};
-use crate::weights::{Purpose, Tensors};
+use crate::weights::{Purpose, Tensors, Writing};
 
 /// A recurrence with its configuration. Cheap to clone; clones share the parameters.
 #[derive(Clone)]
@@ -328,5 +328,55 @@ impl Model {
         let h = ops::concat(&rows.iter().collect::<Vec<_>>(), 0)?;
         let h = self.recurrence.normed(tape, &h)?;
         Ok((ops::linear_cross_entropy(&h, &tape.param(self.recurrence.output_table()), &example.next, 0)?, state))
+    }
+}
+
+/// A backbone that is given a memory and written to a folder, without ever being in memory whole: [`Model::convert`] and [`Model::save`] in one,
+/// with the same values.
+pub struct Conversion {
+    /// Its backbone's parameters are never written or read.
+    shape: Model,
+    tensors: Tensors,
+    seed: u64,
+}
+
+impl Conversion {
+    /// Opens a Hugging Face folder or a GGUF file. A tensor that no part of the backbone is, is an error.
+    pub fn open(source: &Path, memory: MemoryConfig, segment_size: usize, seed: u64) -> Result<Self> {
+        let config = Config::new(checkpoint::backbone_config(source)?, memory, segment_size);
+        let shape = Model::build(config, Purpose::Wrap(seed), DType::F32, &Device::cpu())?;
+        let tensors = Tensors::open(source)?;
+        checkpoint::expect_used(shape.recurrence(), &tensors)?;
+        Ok(Conversion { shape, tensors, seed })
+    }
+
+    /// The configuration that the model will have.
+    pub fn config(&self) -> &Config {
+        self.shape.config()
+    }
+
+    /// Layers, width and tokens.
+    pub fn sizes(&self) -> Sizes {
+        self.shape.sizes()
+    }
+
+    /// Number of parameters, and of those that belong to the memory.
+    pub fn parameters(&self) -> (usize, usize) {
+        (self.shape.parameters(), self.shape.memory_parameters())
+    }
+
+    /// Bytes that the state of one text takes in f32.
+    pub fn state_bytes(&self) -> usize {
+        self.shape.recurrence().layout().bytes(DType::F32)
+    }
+
+    /// Writes configuration and weights, in f32 or bf16.
+    pub fn write(&self, folder: &Path, dtype: DType) -> Result<()> {
+        let recurrence = self.shape.recurrence();
+        checkpoint::save_config(self.config(), folder)?;
+        let tensors: Vec<(String, Vec<usize>)> = recurrence.entries().into_iter().map(|e| (e.name, e.shape)).collect();
+        let mut file = Writing::create(&folder.join("model.safetensors"), &tensors, dtype)?;
+        recurrence.adopted(&self.tensors, self.seed, &mut |entry, values| file.put(&entry.name, &values))?;
+        file.finish()
     }
 }

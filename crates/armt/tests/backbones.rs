@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use armt::engine::{DType, Device};
 use armt::generate::{Options, generate};
 use armt::memory::{Associative, MemoryConfig};
-use armt::model::Model;
+use armt::model::{Conversion, Model};
 use armt::schedule::ScheduleKind;
 use armt::segment::Batch;
 use armt::weights::Tensors;
@@ -185,5 +185,21 @@ fn an_exported_backbone_is_the_one_that_was_converted() {
         let Golden { tokens, logits, .. } = golden(&case);
         let ours = plain.forward(&tokens, &plain.empty(tokens.texts).unwrap(), ScheduleKind::Auto).unwrap().0;
         assert!(farthest(&ours, &logits) < TOLERANCE);
+    }
+}
+
+#[test]
+fn a_model_that_is_converted_on_its_way_to_the_disk_is_the_one_that_is_converted_in_memory() {
+    for (case, dtype) in cases().into_iter().zip([DType::F32, DType::BF16].into_iter().cycle()) {
+        let (whole, streamed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let memory = || MemoryConfig::new(Associative::new(2, 4));
+        Model::convert(&case, memory(), 20, 5, &Device::cpu()).unwrap().save(whole.path(), dtype).unwrap();
+        Conversion::open(&case, memory(), 20, 5).unwrap().write(streamed.path(), dtype).unwrap();
+        let (a, b) = (Tensors::open(whole.path()).unwrap(), Tensors::open(streamed.path()).unwrap());
+        let names = |tensors: &Tensors| tensors.names().map(String::from).collect::<std::collections::BTreeSet<_>>();
+        assert_eq!(names(&a), names(&b));
+        names(&a).iter().for_each(|name| assert_eq!(a.find(&[name]).unwrap(), b.find(&[name]).unwrap(), "{name}"));
+        let config = |folder: &Path| std::fs::read_to_string(folder.join("config.json")).unwrap();
+        assert_eq!(config(whole.path()), config(streamed.path()));
     }
 }

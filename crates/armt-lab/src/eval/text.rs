@@ -288,8 +288,9 @@ impl Report {
         let all = ranges.iter().flat_map(|r| [r.loss, r.emptied]);
         let (least, most) = all.fold((f64::MAX, f64::MIN), |(least, most), y| (least.min(y), most.max(y)));
         let margin = 0.08 * (most - least).max(0.01);
+        let folder = Path::new(&self.model).display().to_string();
         Plot {
-            title: format!("Loss by the number of the segment: {}", self.name.as_deref().unwrap_or("the model")),
+            title: format!("Loss by the number of the segment: {}", self.name.as_ref().unwrap_or(&folder)),
             x_label: format!("segment of {} tokens in its document", self.segment_size),
             y_label: "loss, nats a token".into(),
             x_scale: Scale::Log,

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Memory, Step};
 use crate::random::Random;
 use crate::state::{Count, LayerState, State, StateLayout};
-use crate::weights::{Entry, EntryList, Fill, Found, Maker, Staged, Tensors};
+use crate::weights::{Entry, EntryList, Fill, Found, Maker, Tensors};
 
 /// Whether a `model_type` is a transformer's.
 pub(super) fn knows(model_type: &str) -> bool {
@@ -210,25 +210,32 @@ impl Recurrent for Transformer {
         Ok(Box::new(Open { transformer: self, layers, carried, texts: state.texts() }))
     }
 
-    fn adopt(&self, tensors: &Tensors, seed: u64) -> Result<()> {
+    fn adopted(&self, tensors: &Tensors, seed: u64, each: &mut dyn FnMut(&Entry<'_>, Vec<f32>) -> Result<()>) -> Result<()> {
         let mut random = Random::new(seed ^ 0x6d65_6d6f_7279);
         let (entries, embedding) = (self.entries(), &self.backbone.embedding);
-        let mut staged = Staged::default();
+        let mut spread = 0.0;
         for entry in entries.iter().filter(|e| !e.of_memory) {
-            let (name, shape, data) = tensors.weight(&entry.names().collect::<Vec<_>>())?;
+            let (name, shape, mut data) = tensors.weight(&entry.names().collect::<Vec<_>>())?;
             let positions = embedding.positions.as_ref().is_some_and(|p| p.name() == entry.param.name());
             if positions && shape != entry.shape {
-                self.wrap_positions(tensors, &data, &shape, staged.values(entry.param), &mut random)?;
+                data = self.wrap_positions(tensors, &data, &shape, entry.shape.iter().product(), &mut random)?;
             } else {
                 entry.expect_shape(tensors.path(), &name, &shape)?;
-                entry.import(&data, staged.values(entry.param));
             }
+            if entry.param.name() == embedding.tokens.name() {
+                spread = deviation(&data);
+            }
+            each(entry, data)?;
         }
-        if let Some(tokens) = &self.tokens {
-            let deviation = deviation(staged.values(&embedding.tokens));
-            staged.values(tokens).iter_mut().for_each(|x| *x = (deviation * random.normal()) as f32);
+        for entry in entries.iter().filter(|e| e.of_memory) {
+            let learned = self.tokens.as_ref().is_some_and(|tokens| tokens.name() == entry.param.name());
+            let mut values = entry.export(&entry.param.value().to_f32_vec()?);
+            if learned {
+                values.iter_mut().for_each(|x| *x = (spread * random.normal()) as f32);
+            }
+            each(entry, values)?;
         }
-        staged.set(self.compute.device())
+        Ok(())
     }
 
     fn has_fixed_steps(&self) -> bool {
@@ -261,18 +268,18 @@ impl Transformer {
         tensors: &Tensors,
         data: &[f32],
         shape: &[usize],
-        values: &mut [f32],
+        elements: usize,
         random: &mut Random,
-    ) -> Result<()> {
+    ) -> Result<Vec<f32>> {
         let (d, Around { before, wrapped, .. }) = (self.sizes().width, self.around);
         let around = if wrapped { self.around.total() } else { 0 };
-        if !wrapped || data.len() + around * d != values.len() {
-            let message = format!("the table of positions should be [{}, {d}], but is {shape:?}", values.len() / d - around);
+        if !wrapped || data.len() + around * d != elements {
+            let message = format!("the table of positions should be [{}, {d}], but is {shape:?}", elements / d - around);
             return Err(Error::file(tensors.path(), message));
         }
-        values.iter_mut().for_each(|x| *x = random.normal() as f32);
+        let mut values: Vec<f32> = (0..elements).map(|_| random.normal() as f32).collect();
         values[before * d..][..data.len()].copy_from_slice(data);
-        Ok(())
+        Ok(values)
     }
 }
 

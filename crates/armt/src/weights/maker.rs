@@ -31,6 +31,9 @@ pub enum Purpose {
     TrainFresh(u64),
     /// The memory's to be trained, the others in the type of the computation and nothing beside them; all zero until they are set.
     TrainMemory,
+    /// To be written to a file beside a backbone's own: the memory's are those of [`Purpose::TrainFresh`], the others are never written or read
+    /// and take no memory.
+    Wrap(u64),
 }
 
 /// Makes parameters.
@@ -45,7 +48,10 @@ pub struct Maker {
 impl Maker {
     /// Parameters for a purpose.
     pub fn new(purpose: Purpose, compute: &Arc<Compute>) -> Self {
-        let random = if let Purpose::TrainFresh(seed) = purpose { Some(Random::new(seed)) } else { None };
+        let random = match purpose {
+            Purpose::TrainFresh(seed) | Purpose::Wrap(seed) => Some(Random::new(seed)),
+            _ => None,
+        };
         Maker { random, purpose, compute: compute.clone(), of_memory: false }
     }
 
@@ -73,6 +79,14 @@ impl Maker {
                 _ => Param::new(name, &Tensor::zeros(shape, DType::F32, device)?, dtype)?,
             });
         };
+        if matches!(self.purpose, Purpose::Wrap(_)) && !self.of_memory {
+            match fill {
+                Fill::Normal(_) => random.pass_over(n, 2),
+                Fill::Uniform(_) => random.pass_over(n, 1),
+                Fill::Value(_) => {}
+            }
+            return Ok(Param::frozen(name, &Tensor::uninit(shape, dtype, device)?, dtype)?);
+        }
         let data: Vec<f32> = match fill {
             Fill::Normal(deviation) => random.many(n, 2, |r| (deviation * r.normal()) as f32),
             Fill::Uniform(bound) => random.many(n, 1, |r| (bound * (2.0 * r.uniform() - 1.0)) as f32),

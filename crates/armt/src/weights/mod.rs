@@ -8,7 +8,7 @@ mod tensors;
 
 pub use entry::{Entry, EntryList, Layout};
 pub use maker::{Fill, Maker, Purpose};
-pub use tensors::{Found, Tensors, write};
+pub use tensors::{Found, Tensors, Writing, write};
 
 use armt_engine::{Device, Param, Tensor};
 

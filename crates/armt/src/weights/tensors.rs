@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::gguf::{Gguf, Quantised};
 use super::llama_cpp::{self, Renamed};
 use crate::error::{Error, Result};
-use crate::files::{read_json, write_beside};
+use crate::files::{Beside, read_json, write_beside};
 
 /// A tensor of a file: name, shape, values as f32.
 pub type Found = (String, Vec<usize>, Vec<f32>);
@@ -202,4 +202,58 @@ pub fn write(path: &Path, tensors: &[Found], dtype: DType, metadata: HashMap<Str
         .collect::<Result<Vec<_>>>()?;
     let file = safetensors::serialize(views, Some(metadata)).map_err(|e| Error::file(path, e))?;
     write_beside(path, &file)
+}
+
+/// A safetensors file that is written tensor by tensor, in any order, without keeping any.
+pub struct Writing {
+    beside: Beside,
+    path: PathBuf,
+    places: HashMap<String, (u64, usize)>,
+    dtype: DType,
+}
+
+impl Writing {
+    /// Begins a file of tensors of these names and shapes, in f32 or bf16.
+    pub fn create(path: &Path, tensors: &[(String, Vec<usize>)], dtype: DType) -> Result<Self> {
+        let (name, size) = if dtype == DType::BF16 { ("BF16", 2) } else { ("F32", 4) };
+        let mut header = serde_json::Map::from_iter([("__metadata__".to_string(), serde_json::json!({"format": "pt"}))]);
+        let (mut places, mut at) = (HashMap::new(), 0u64);
+        for (tensor, shape) in tensors {
+            let elements: usize = shape.iter().product();
+            let end = at + (elements * size) as u64;
+            header.insert(tensor.clone(), serde_json::json!({"dtype": name, "shape": shape, "data_offsets": [at, end]}));
+            places.insert(tensor.clone(), (at, elements));
+            at = end;
+        }
+        let mut text = Value::Object(header).to_string().into_bytes();
+        // Tensors begin at a multiple of 8.
+        text.resize(text.len().next_multiple_of(8), b' ');
+        let begin = 8 + text.len() as u64;
+        places.values_mut().for_each(|(at, _)| *at += begin);
+        let mut beside = Beside::create(path)?;
+        let head = [(text.len() as u64).to_le_bytes().to_vec(), text].concat();
+        beside.file().write_all(&head).and_then(|()| beside.file().set_len(begin + at)).map_err(|e| Error::io(path, e))?;
+        Ok(Writing { beside, path: path.into(), places, dtype })
+    }
+
+    /// Writes one of the tensors. A name that was not said, or another number of values, is an error.
+    pub fn put(&mut self, name: &str, values: &[f32]) -> Result<()> {
+        let known = self.places.remove(name).filter(|(_, elements)| *elements == values.len());
+        let (at, _) =
+            known.ok_or_else(|| Error::file(&self.path, format!("{name} of {} values is none of its tensors", values.len())))?;
+        let bytes: Vec<u8> = match self.dtype {
+            DType::BF16 => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+            _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        };
+        let file = self.beside.file();
+        file.seek(SeekFrom::Start(at)).and_then(|_| file.write_all(&bytes)).map_err(|e| Error::io(&self.path, e))
+    }
+
+    /// Puts the file into its place. One that lacks a tensor is not written.
+    pub fn finish(self) -> Result<()> {
+        match self.places.keys().next() {
+            Some(name) => Err(Error::file(&self.path, format!("not written: it lacks {name}"))),
+            None => self.beside.finish(),
+        }
+    }
 }
