@@ -1,13 +1,15 @@
-//! `armt convert`: a Hugging Face folder with a fresh memory.
+//! `armt convert`: a Hugging Face folder or a GGUF file with a fresh memory.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use armt::Model;
+use armt::config::Config;
 use armt::engine::Device;
 use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window};
-use armt::text::Tokenizer;
+use armt::model::Conversion;
+use armt::weights::gguf::Gguf;
+use armt::{Model, checkpoint};
 use clap::{Args, ValueEnum};
 
 use crate::device::{NumberKind, WriteKind, expect_backbone};
@@ -17,24 +19,26 @@ const EXAMPLE: &str = "\
 Examples:
   armt convert gpt2 gpt2-armt --kind associative
   armt convert Llama-3.2-1B llama-rmt --kind rmt --tokens 32 --segment 1024 --dtype bf16
+  armt convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2-armt --d-mem 64
   armt convert data/gpt2 gpt2-random --kind associative --random
 
 The weights of the backbone are taken as they are; those of the memory are new and have to be trained before it remembers:
 `armt train RECIPE --set model.from=OUT`.";
 
 /// Files that go along where they are there.
-const COMPANIONS: [&str; 5] =
+pub const COMPANIONS: [&str; 5] =
     ["generation_config.json", "special_tokens_map.json", "tokenizer_config.json", "added_tokens.json", "vocabulary.json"];
 
 #[derive(Args)]
 #[command(after_help = EXAMPLE)]
 pub struct ConvertArgs {
-    /// Hugging Face folder of GPT-2, GPT-NeoX (Pythia) or Llama: config.json, model.safetensors, tokenizer.json.
+    /// Hugging Face folder of GPT-2, GPT-NeoX (Pythia), Llama, Mistral, Qwen2 or Qwen3: config.json, model.safetensors, tokenizer.json. Or a
+    /// GGUF file of Llama, Qwen2 or Qwen3 in F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K.
     source: PathBuf,
     /// Folder to write.
     out: PathBuf,
     /// What is kept between segments.
-    #[arg(long, value_enum, alias = "memory")]
+    #[arg(long, value_enum, alias = "memory", default_value_t = MemoryKind::Associative)]
     kind: MemoryKind,
     /// Memory tokens of a segment.
     #[arg(long, value_name = "N", default_value_t = 16)]
@@ -81,17 +85,26 @@ pub enum MemoryKind {
 
 pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
     let memory = args.memory()?;
-    expect_backbone(&args.source)?;
-    args.expect_room()?;
-    let tokenizer = Tokenizer::find(&args.source)?;
-    let make = if args.random { Model::convert_random } else { Model::convert };
-    let model = make(&args.source, memory, args.segment, args.seed, &Device::cpu())?;
-    if let Some(tokenizer) = &tokenizer {
-        tokenizer.expect_fits(model.sizes().vocab, &args.source)?;
-    }
-    model.save(&args.out, args.dtype.dtype())?;
+    args.expect_source()?;
+    expect_room(&args.out, &args.source, args.force)?;
+    let tokenizer = checkpoint::tokenizer(&args.source)?;
+    let fits = |vocab: usize| tokenizer.as_ref().map_or(Ok(()), |tokenizer| tokenizer.expect_fits(vocab, &args.source));
+    let (config, (parameters, fresh), state) = if args.random {
+        let model = Model::convert_random(&args.source, memory, args.segment, args.seed, &Device::cpu())?;
+        fits(model.sizes().vocab)?;
+        model.save(&args.out, args.dtype.dtype())?;
+        let state = model.recurrence().layout().bytes(model.dtype());
+        (model.config().clone(), (model.parameters(), model.memory_parameters()), state)
+    } else {
+        let conversion = Conversion::open(&args.source, memory, args.segment, args.seed)?;
+        fits(conversion.sizes().vocab)?;
+        conversion.write(&args.out, args.dtype.dtype())?;
+        (conversion.config().clone(), conversion.parameters(), conversion.state_bytes())
+    };
     match &tokenizer {
-        Some(_) if args.source.join("tokenizer.json").is_file() => copy("tokenizer.json", &args.source, &args.out)?,
+        Some(_) if args.source.is_dir() && args.source.join("tokenizer.json").is_file() => {
+            copy("tokenizer.json", &args.source, &args.out)?
+        }
         Some(made) => made.save(&args.out)?,
         None => crate::note(format_args!(
             "warning: {} has no tokenizer.json: `armt read` will need one in {}",
@@ -99,16 +112,16 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
             args.out.display()
         )),
     }
+    args.warn(&config);
     for name in COMPANIONS.iter().filter(|name| args.source.join(name).is_file()) {
         copy(name, &args.source, &args.out)?;
     }
-    let (parameters, fresh) = (model.parameters(), model.memory_parameters());
     crate::say(format_args!(
         "{}: {} parameters, {} of them the memory's; {} of memory for each text, however long",
         args.out.display(),
         thousands(parameters as u64),
         thousands(fresh as u64),
-        bytes(model.recurrence().layout().bytes(model.dtype()) as u64)
+        bytes(state as u64)
     ))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -146,26 +159,67 @@ impl ConvertArgs {
         })
     }
 
-    /// Refuses a folder with something in it unless it is to be overwritten, and the source itself always.
-    fn expect_room(&self) -> Result<()> {
-        let out = self.out.display();
-        if self.out.exists() && !self.out.is_dir() {
-            bail!("{out}: expected a folder to write, got a file");
+    /// Refuses what is no model, and weights that only PyTorch can open, with what opens them.
+    fn expect_source(&self) -> Result<()> {
+        let source = &self.source;
+        if source.is_file() {
+            return match Gguf::is(source) {
+                true => Ok(()),
+                false => bail!("{}: expected a folder or a GGUF file, got another file", source.display()),
+            };
         }
-        if let (Ok(a), Ok(b)) = (self.out.canonicalize(), self.source.canonicalize())
-            && a == b
-        {
-            bail!("{out}: this is the folder to convert; write to another");
+        expect_backbone(source)?;
+        let weights = ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| source.join(name).is_file());
+        let pickled = ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter().find(|name| source.join(name).is_file());
+        match pickled.filter(|_| !weights && !self.random) {
+            Some(name) => bail!(
+                "{}: it has only {name}, which can run programs when it is opened; with transformers: AutoModelForCausalLM.from_pretrained('{}').save_pretrained('{}-safe') writes model.safetensors",
+                source.display(),
+                source.display(),
+                source.display()
+            ),
+            None => Ok(()),
         }
-        let used = std::fs::read_dir(&self.out).is_ok_and(|mut entries| entries.next().is_some());
-        if used && !self.force {
-            bail!("{out}: the folder is not empty; --force writes into it");
+    }
+
+    /// Says what the folder asks for and this program leaves to others.
+    fn warn(&self, config: &Config) {
+        let positions = config.backbone.get("max_position_embeddings").and_then(serde_json::Value::as_u64);
+        let needed = (config.segment_size + config.memory.around().total()) as u64;
+        if let Some(positions) = positions.filter(|positions| needed > *positions) {
+            crate::note(format_args!(
+                "warning: a segment and its memory tokens take {needed} positions, but the backbone was trained on {positions}: a smaller --segment"
+            ));
         }
-        Ok(())
+        let path = self.source.join("generation_config.json");
+        let generation = armt::files::read_json::<serde_json::Value>(&path, "how to generate");
+        if generation.is_ok_and(|g| g.get("do_sample").is_some_and(|sample| sample == true)) {
+            crate::note(format_args!(
+                "note: generation_config.json asks for sampling; `armt ask` takes --temperature, --top-k and --top-p"
+            ));
+        }
     }
 }
 
-fn copy(name: &str, from: &Path, to: &Path) -> Result<()> {
+/// Refuses a folder with something in it unless it is to be overwritten, and the source itself always.
+pub fn expect_room(folder: &Path, source: &Path, force: bool) -> Result<()> {
+    let out = folder.display();
+    if folder.exists() && !folder.is_dir() {
+        bail!("{out}: expected a folder to write, got a file");
+    }
+    if let (Ok(a), Ok(b)) = (folder.canonicalize(), source.canonicalize())
+        && a == b
+    {
+        bail!("{out}: this is the folder to convert; write to another");
+    }
+    let used = std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
+    if used && !force {
+        bail!("{out}: the folder is not empty; --force writes into it");
+    }
+    Ok(())
+}
+
+pub fn copy(name: &str, from: &Path, to: &Path) -> Result<()> {
     let path = to.join(name);
     std::fs::copy(from.join(name), &path).with_context(|| path.display().to_string())?;
     Ok(())

@@ -17,6 +17,7 @@ use armt_lab::tasks::babilong::json::Line;
 use armt_lab::tasks::babilong::{Babilong, Books, Data, Form, Length, Stories, find_data};
 use clap::{Args, Subcommand, ValueEnum};
 
+use crate::data_check::{self, CheckArgs};
 use crate::eval::expect_place;
 use crate::progress::{Meter, bytes, thousands};
 use crate::train::stop_on_signals;
@@ -48,6 +49,8 @@ pub struct DataArgs {
 enum DataTask {
     /// Write BABILong samples as lines of JSON.
     Babilong(BabilongArgs),
+    /// Look at files of questions or texts before training on them.
+    Check(CheckArgs),
 }
 
 #[derive(Args)]
@@ -102,7 +105,13 @@ enum SplitKind {
 }
 
 pub fn run(args: &DataArgs) -> Result<ExitCode> {
-    let DataTask::Babilong(args) = &args.task;
+    match &args.task {
+        DataTask::Babilong(args) => write_babilong(args),
+        DataTask::Check(args) => data_check::run(args),
+    }
+}
+
+fn write_babilong(args: &BabilongArgs) -> Result<ExitCode> {
     let started = Instant::now();
     let to_file = args.out != Path::new("-");
     if to_file {

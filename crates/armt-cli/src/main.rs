@@ -4,9 +4,11 @@ mod ask;
 mod bench;
 mod convert;
 mod data;
+mod data_check;
 mod device;
 mod doctor;
 mod eval;
+mod export;
 mod memory;
 mod progress;
 mod quickstart;
@@ -42,11 +44,13 @@ enum Command {
     Ask(ask::AskArgs),
     /// Look into memory files.
     Memory(memory::MemoryArgs),
-    /// Give a Hugging Face model a memory.
+    /// Give a Hugging Face or GGUF model a memory.
     Convert(convert::ConvertArgs),
-    /// Judge a model: on key-value pairs that it has read, or on facts in texts of any length.
+    /// Write the plain backbone of a model as a folder that transformers opens.
+    Export(export::ExportArgs),
+    /// Judge a model: on key-value pairs, facts in texts of any length, texts to predict, or questions of your own.
     Eval(Box<eval::EvalArgs>),
-    /// Write samples of a task as text.
+    /// Write samples of a task as text, or look at files of your own.
     Data(data::DataArgs),
     /// Draw the curves of `armt eval`, and fill a README's tables.
     Report(report::ReportArgs),
@@ -76,6 +80,7 @@ fn main() -> ExitCode {
         Command::Ask(args) => ask::run(&args),
         Command::Memory(args) => memory::run(&args),
         Command::Convert(args) => convert::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Data(args) => data::run(&args),
         Command::Report(args) => report::run(&args),

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use armt::engine::{DType, Device};
 use armt_lab::eval::plot::{Guide, Mark, Plot, Scale, Series};
 use armt_lab::eval::retrieval::{Point, curve};
+use armt_lab::tasks::retrieval::{Retrieval, RetrievalLessons};
 use armt_lab::train::recipe::Recipe;
 use armt_lab::train::run_folder::remove_run;
 use armt_lab::train::trainer::{Ending, best_model};
@@ -113,9 +114,14 @@ fn remove_earlier(out: &Path) -> Result<()> {
 /// The curve of a run's best model.
 fn judge(recipe: &Recipe, folder: &Path, stop: &AtomicBool) -> Result<Vec<Point>> {
     let model = best_model(folder, DType::F32, &Device::cpu())?;
-    let (task, _) = recipe.retrieval(&recipe.stages[recipe.stages.len() - 1])?;
+    let (task, _) = last_stage(recipe).context("expected a recipe of retrieval")?;
     let mut each = |_: &Point| if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
     Ok(curve(&model, task, &PAIRS, SAMPLES, 125, 0, &mut each)?)
+}
+
+/// The task of a recipe's last stage, and its pairs.
+fn last_stage(recipe: &Recipe) -> Option<(Retrieval, usize)> {
+    recipe.lessons_of::<RetrievalLessons>()?.stage(recipe.stages.len().checked_sub(1)?)
 }
 
 fn draw(memory: &[Point], plain: &[Point]) -> Plot {
@@ -142,9 +148,9 @@ mod tests {
     fn both_recipes_are_right_and_reach_as_far_as_is_said() {
         for changes in [&[][..], &WITHOUT.map(String::from)] {
             let recipe = Recipe::parse(RECIPE, changes).unwrap_or_else(|e| panic!("{e}"));
-            let last = &recipe.stages[recipe.stages.len() - 1];
-            assert_eq!(last.pairs, Some(TRAINED));
-            assert!(recipe.retrieval(last).unwrap().0.check(FARTHEST).is_ok());
+            let (task, pairs) = last_stage(&recipe).unwrap_or_else(|| panic!("no retrieval"));
+            assert_eq!(pairs, TRAINED);
+            assert!(task.check(FARTHEST).is_ok());
         }
     }
 }

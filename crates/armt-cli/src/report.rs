@@ -10,6 +10,7 @@ use armt_lab::eval::babilong::{self, is_report};
 use armt_lab::eval::plot::Scale;
 use armt_lab::eval::results::{Comparison, Measure, regenerate};
 use armt_lab::eval::retrieval::Report;
+use armt_lab::eval::text;
 use clap::{Args, ValueEnum};
 
 use crate::eval::expect_place;
@@ -102,6 +103,7 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
             let figures: Vec<Figures> = files.iter().map_while(|f| Figures::load(f).ok()).collect();
             let svg = match figures.len() == files.len() {
                 true => args.speed(&figures)?,
+                false if files.iter().any(|f| text::is_report(f)) => crate::eval::text::plot(files)?,
                 false if files.iter().any(|f| is_report(f)) => args.babilong(files)?,
                 false => args.retrieval(files)?,
             };

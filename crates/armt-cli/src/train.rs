@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use armt::engine::Device;
 use armt_lab::bench::median;
+use armt_lab::tasks::training::Measure;
 use armt_lab::train::meter::{duration, rate};
 use armt_lab::train::recipe::Recipe;
 use armt_lab::train::run_folder::RunFolder;
@@ -70,11 +71,12 @@ pub fn run(args: &TrainArgs) -> Result<ExitCode> {
         crate::say(format_args!("{cost}"))?;
     }
     match trained.ending {
-        Ending::Finished { exact_match } => {
+        Ending::Finished { measure, score } => {
             let best = args.out.join("best");
             crate::say(format_args!(
-                "finished in {:.0} s: exact match {exact_match:.3}; the model is in {}",
+                "finished in {:.0} s: {}; the model is in {}",
                 started.elapsed().as_secs_f64(),
+                measure.told(score),
                 best.display()
             ))?;
             Ok(ExitCode::SUCCESS)
@@ -150,7 +152,8 @@ struct View {
     stage_started: Instant,
     steps_before: u64,
     tokens: usize,
-    exact: Option<f64>,
+    /// What the last validation of the stage said.
+    judged: Option<String>,
     /// Of each step.
     seconds: Vec<f64>,
     last: Instant,
@@ -173,7 +176,7 @@ impl View {
             stage_started: now,
             steps_before: 0,
             tokens: 0,
-            exact: None,
+            judged: None,
             seconds: Vec::new(),
             last: now,
         }
@@ -186,17 +189,17 @@ impl View {
                 if self.stage != progress.stage {
                     let now = Instant::now();
                     let started = now.checked_sub(Duration::from_secs_f64(*seconds)).unwrap_or(now);
-                    (self.stage, self.stage_started, self.tokens, self.exact) = (progress.stage, started, 0, None);
+                    (self.stage, self.stage_started, self.tokens, self.judged) = (progress.stage, started, 0, None);
                     self.steps_before = progress.step - 1;
                 }
                 self.tokens += tokens;
                 let seconds = self.stage_started.elapsed().as_secs_f64().max(1e-6);
                 let made = (progress.step - self.steps_before) as f64;
                 let left = Duration::try_from_secs_f64(seconds / made * (steps - progress.step) as f64).unwrap_or(Duration::MAX);
-                let exact = self.exact.map_or(String::new(), |e| format!(", exact match {e:.3}"));
+                let judged = self.judged.as_ref().map_or(String::new(), |told| format!(", {told}"));
                 // What a narrow terminal has no room for is cut off: the least important is last.
                 let line = format!(
-                    "{}stage {}/{}, {stage}: loss {loss:.4}{exact}, at most {} left, {}",
+                    "{}stage {}/{}, {stage}: loss {loss:.4}{judged}, at most {} left, {}",
                     self.title,
                     progress.stage + 1,
                     self.stages,
@@ -217,15 +220,19 @@ impl View {
                     bar.set_message(format!("{}validation: {texts} of {of} texts", self.title));
                 }
             }
-            Event::Validation { progress, stage, exact_match } => {
-                self.exact = Some(*exact_match);
+            Event::Validation { progress, stage, measure, score } => {
+                let told = measure.told(*score);
                 let line = format!(
-                    "{}stage {}/{}, step {}: exact match {exact_match:.3} at {stage}",
+                    "{}stage {}/{}, step {}: {told} at {stage}",
                     self.title,
                     progress.stage + 1,
                     self.stages,
                     progress.step,
                 );
+                self.judged = Some(match measure {
+                    Measure::ExactMatch => told,
+                    Measure::Loss => format!("in validation {told}"),
+                });
                 match &self.bar {
                     Some(bar) => bar.println(line),
                     None => crate::note(format_args!("{line}")),

@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use armt::engine::{DType, Device};
 use armt_lab::Result;
 use armt_lab::eval::retrieval::curve;
+use armt_lab::tasks::retrieval::RetrievalLessons;
 use armt_lab::train::RunFolder;
 use armt_lab::train::recipe::Recipe;
 use armt_lab::train::trainer::{Event, best_model, train};
@@ -59,14 +60,15 @@ fn main() -> Result<()> {
     let recipe = Recipe::parse(RECIPE, &[])?;
     let mut folder = RunFolder::create(&place)?;
     train(&recipe, &mut folder, false, (DType::F32, &cpu), &mut |event| {
-        if let Event::Validation { progress, stage, exact_match } = event {
-            println!("step {:4}: {exact_match:.3} at {stage}", progress.total);
+        if let Event::Validation { progress, stage, score, .. } = event {
+            println!("step {:4}: {score:.3} at {stage}", progress.total);
         }
         ControlFlow::Continue(())
     })?;
 
     let model = best_model(&place, DType::F32, &cpu)?;
-    let (task, trained) = recipe.retrieval(&recipe.stages[recipe.stages.len() - 1])?;
+    let lessons = recipe.lessons_of::<RetrievalLessons>();
+    let (task, trained) = lessons.and_then(|l| l.stage(recipe.stages.len() - 1)).expect("a stage of retrieval");
     for point in curve(&model, task, &[1, 2, 4, 8, 16], 250, 125, 0, &mut |_| ControlFlow::Continue(()))? {
         let beyond = if point.pairs > trained { "   longer than trained" } else { "" };
         println!("{:3} pairs: {:.3} right, {:.1} stored{beyond}", point.pairs, point.exact_match, point.stored);

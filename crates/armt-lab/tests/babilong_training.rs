@@ -115,7 +115,7 @@ fn a_text_with_background_is_whole_segments_and_asks_at_its_end() {
     assert!(questions > 60, "several questions where they fit");
     assert!(ends.len() > 20, "texts end anywhere: {ends:?}");
     assert!((6..30).contains(&own), "about one in four asks in a segment of its own: {own} of 60");
-    let judged = training.validation(7, &mut Random::new(5)).unwrap();
+    let judged = training.validation(0, 7, &mut Random::new(5)).unwrap();
     for text in judged.batch.ids.chunks(3 * 64) {
         assert_eq!(text.iter().filter(|id| **id == training.babilong[0].ask_token()).count(), 1);
     }

@@ -4,17 +4,20 @@
 //! Names in files are the authors': `memory_cell.model.transformer.h.0.layer.attn.c_attn.weight`. Loading also takes a plain backbone's
 //! names, as Hugging Face writes them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use armt_engine::{DType, Param, Tensor};
 use half::bf16;
+use serde_json::Value;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::files::write_beside;
+use crate::files::{read_json, write_beside};
 use crate::recurrence::Recurrent;
 use crate::state::file::Owner;
+use crate::text::{Pieces, Tokenizer, end_tokens};
+use crate::weights::gguf::Gguf;
 use crate::weights::{self, Entry, Found, Tensors};
 
 /// Overwrites all parameters from a file, one after the other; `each` sees every parameter with its values. A missing, misshapen or
@@ -58,14 +61,120 @@ pub fn export(recurrence: &dyn Recurrent, pick: impl Fn(&Param) -> armt_engine::
     Ok(out)
 }
 
-/// Writes a folder: configuration and weights in f32 or bf16. Files are written beside and renamed.
-pub fn save(recurrence: &dyn Recurrent, config: &Config, folder: &Path, dtype: DType) -> Result<()> {
+/// Writes `config.json` into a folder, which is made where it is missing.
+pub fn save_config(config: &Config, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|source| Error::io(folder, source))?;
     let text = serde_json::to_string_pretty(config).map_err(|e| Error::file(folder, e))?;
-    write_beside(&folder.join("config.json"), text.as_bytes())?;
+    write_beside(&folder.join("config.json"), text.as_bytes())
+}
+
+/// Writes a folder: configuration and weights in f32 or bf16. Files are written beside and renamed.
+pub fn save(recurrence: &dyn Recurrent, config: &Config, folder: &Path, dtype: DType) -> Result<()> {
+    save_config(config, folder)?;
     let tensors = export(recurrence, |p| Ok(p.value()))?;
     let metadata = HashMap::from([("format".into(), "pt".into())]);
     weights::write(&folder.join("model.safetensors"), &tensors, dtype, metadata)
+}
+
+/// Writes the plain backbone as a folder that Hugging Face's `transformers` opens: `config.json` and `model.safetensors` in f32 or bf16. A model
+/// that is no backbone with a memory is refused.
+pub fn save_plain(recurrence: &dyn Recurrent, config: &Config, folder: &Path, dtype: DType) -> Result<()> {
+    let tensors = recurrence.plain()?;
+    let tensors = tensors.ok_or_else(|| Error::Unsupported("the model has no backbone that others could open".into()))?;
+    std::fs::create_dir_all(folder).map_err(|source| Error::io(folder, source))?;
+    let mut backbone = config.backbone.clone();
+    let stored = if dtype == DType::BF16 { "bfloat16" } else { "float32" };
+    ["dtype", "torch_dtype"].iter().filter(|key| config.backbone.get(key).is_some()).for_each(|key| backbone[*key] = stored.into());
+    let text = serde_json::to_string_pretty(&backbone).map_err(|e| Error::file(folder, e))?;
+    write_beside(&folder.join("config.json"), text.as_bytes())?;
+    let metadata = HashMap::from([("format".into(), "pt".into())]);
+    weights::write(&folder.join("model.safetensors"), &tensors, dtype, metadata)
+}
+
+/// The backbone's configuration of a Hugging Face folder, or of a GGUF file. Tokens that end a text by `generation_config.json` end it.
+pub fn backbone_config(source: &Path) -> Result<Value> {
+    if source.is_file() {
+        return Gguf::open(source)?.config();
+    }
+    let mut config: Value = read_json(&source.join("config.json"), "a Hugging Face configuration")?;
+    let path = source.join("generation_config.json");
+    if path.is_file() {
+        let generation: Value = read_json(&path, "how to generate, as Hugging Face describes it")?;
+        let mut ends = end_tokens(&config);
+        ends.extend(end_tokens(&generation));
+        ends.sort_unstable();
+        ends.dedup();
+        match ends[..] {
+            [] => {}
+            [one] => config["eos_token_id"] = one.into(),
+            _ => config["eos_token_id"] = ends.into(),
+        }
+    }
+    Ok(config)
+}
+
+/// The tokenizer of a folder, or of a GGUF file; `None` if there is none.
+pub fn tokenizer(source: &Path) -> Result<Option<Tokenizer>> {
+    if !source.is_file() {
+        return Tokenizer::find(source);
+    }
+    let gguf = Gguf::open(source)?;
+    let key = |name: &str| gguf.key(&format!("tokenizer.ggml.{name}"));
+    let Some(model) = key("model").and_then(Value::as_str) else { return Ok(None) };
+    let texts = |name: &str| -> Vec<String> {
+        key(name).and_then(Value::as_array).into_iter().flatten().filter_map(|v| v.as_str().map(String::from)).collect()
+    };
+    let flag = |name: &str, usual: bool| key(name).and_then(Value::as_bool).unwrap_or(usual);
+    let pieces = Pieces {
+        model: model.into(),
+        pre: key("pre").and_then(Value::as_str).unwrap_or("gpt-2").into(),
+        tokens: texts("tokens"),
+        kinds: key("token_type").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_u64).collect(),
+        scores: key("scores").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_f64).collect(),
+        merges: texts("merges"),
+        begin: key("bos_token_id")
+            .and_then(Value::as_u64)
+            .map(|id| id as usize)
+            .filter(|_| flag("add_bos_token", model == "llama")),
+        space_before: flag("add_space_prefix", true),
+    };
+    Tokenizer::from_pieces(&pieces).map(Some).map_err(|e| Error::file(source, e))
+}
+
+/// Refuses tensors that no part of the model is, by their names, and a head of its own where the configuration says that the embedding is the
+/// head. What older files have beside the weights is passed over.
+pub fn expect_used(recurrence: &dyn Recurrent, tensors: &Tensors) -> Result<()> {
+    const BESIDE: [&str; 4] = [".inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias"];
+    const MASKS: &str = ".attention.masked_bias";
+    let entries = recurrence.entries();
+    let known: HashSet<&str> = entries.iter().flat_map(|e| e.names()).collect();
+    let used = |name: &&str| known.contains(name) || BESIDE.iter().chain([&MASKS]).any(|end| name.ends_with(end));
+    let mut others: Vec<&str> = tensors.names().filter(|name| !used(name)).collect();
+    others.sort_unstable();
+    // A tied head that is written all the same.
+    others.retain(|name| {
+        !(name.ends_with("lm_head.weight") || name.ends_with("embed_out.weight")) || !same_as_embedding(recurrence, tensors, name)
+    });
+    match others[..] {
+        [] => Ok(()),
+        [name] if name.ends_with("lm_head.weight") || name.ends_with("embed_out.weight") => Err(Error::file(
+            tensors.path(),
+            format!("{name} is not the embedding, but config.json says that it is (tie_word_embeddings): set that to false"),
+        )),
+        _ => {
+            let more = if others.len() > 8 { format!(" and {} others", others.len() - 8) } else { String::new() };
+            let shown = others.iter().take(8).copied().collect::<Vec<_>>().join(", ");
+            Err(Error::file(tensors.path(), format!("it holds tensors that no part of the model is: {shown}{more}")))
+        }
+    }
+}
+
+/// Whether a tensor has the values of the model's output table.
+fn same_as_embedding(recurrence: &dyn Recurrent, tensors: &Tensors, name: &str) -> bool {
+    let table = recurrence.output_table().name().to_string();
+    let entry = recurrence.entries().into_iter().find(|e| e.param.name() == table);
+    let embedding = entry.and_then(|e| tensors.find(&e.names().collect::<Vec<_>>()).ok());
+    matches!((embedding, tensors.find(&[name])), (Some((_, _, a)), Ok((_, _, b))) if a == b)
 }
 
 /// What tells a model from any other, of its configuration and every parameter in f32, being made.

@@ -64,11 +64,13 @@ impl Config {
         }
     }
 
-    /// A plain backbone as a model without memory, its whole context one segment.
+    /// A plain backbone as a model without memory, its whole context, or what of it a token sees, one segment.
     pub fn plain(backbone: Value) -> Result<Self> {
         let context = ["n_positions", "max_position_embeddings"].iter().find_map(|k| backbone.get(k)?.as_u64());
         let segment_size = context.ok_or_else(|| Error::config("n_positions", "the length of the context", "nothing"))? as usize;
-        Ok(Config::new(backbone, nothing(), segment_size))
+        // What is no transformer has no window, and is refused elsewhere.
+        let window = Family::of(&backbone).and_then(|family| family.architecture(&backbone)).ok().and_then(|a| a.sliding_window);
+        Ok(Config::new(backbone, nothing(), window.map_or(segment_size, |window| segment_size.min(window))))
     }
 
     /// Reads `config.json` of a folder, ours or a plain backbone's.
@@ -116,6 +118,14 @@ impl Config {
                 return Err(Error::config("memory.wrap_pos", "false: only GPT-2 has a table of positions", true));
             }
             Positions::Rotary(_) => {}
+        }
+        if let Some(window) = architecture.sliding_window {
+            let (needed, window) = (self.segment_size.saturating_add(around.total()), window);
+            if needed > window {
+                let expected =
+                    format!("at most {window} positions for a segment and its memory tokens: the backbone sees no further back");
+                return Err(Error::config("segment_size", &expected, needed));
+            }
         }
         self.expect_room(&architecture)?;
         self.memory.check(&architecture)?;

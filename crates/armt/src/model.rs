@@ -4,20 +4,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 use armt_engine::{DType, Device, Param, Tape, Tensor, ops};
-use serde_json::Value;
 
 use crate::checkpoint;
 use crate::compute::Compute;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::files::read_json;
 use crate::memory::MemoryConfig;
 use crate::recurrence::{self, DeviceBatch, HostBatch, Inputs, Recurrent, Sizes, Targets};
 use crate::schedule::{Backprop, Pass, ScheduleKind};
 use crate::segment::{Alignment, Batch, Segment, segments};
 use crate::state::State;
 use crate::state::file::{self, Owner};
-use crate::weights::{Purpose, Tensors};
+use crate::weights::{Purpose, Tensors, Writing};
 
 /// A recurrence with its configuration. Cheap to clone; clones share the parameters.
 #[derive(Clone)]
@@ -39,6 +37,18 @@ impl Model {
         Self::build(config, Purpose::Train, dtype, device)
     }
 
+    /// A model of which only the memory is to be trained, its parameters zero, to be set. The backbone has no gradients and is kept in the type
+    /// of the computation. A memory without parameters is refused.
+    pub fn blank_for_memory(config: Config, dtype: DType, device: &Device) -> Result<Self> {
+        let model = Self::build(config, Purpose::TrainMemory, dtype, device)?;
+        match model.params().iter().any(|p| p.is_trainable()) {
+            true => Ok(model),
+            false => {
+                Err(Error::Unsupported(format!("the memory {} has no parameters to be trained alone", model.config.memory.kind())))
+            }
+        }
+    }
+
     fn build(config: Config, purpose: Purpose, dtype: DType, device: &Device) -> Result<Self> {
         let recurrence = recurrence::build(&config, purpose, &Arc::new(Compute::new(device, dtype)))?;
         Ok(Model { config: Arc::new(config), recurrence: Arc::from(recurrence), loaded: None })
@@ -49,6 +59,7 @@ impl Model {
     pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Self> {
         let mut model = Self::load_for(folder, Purpose::Use, dtype, device)?;
         let tensors = Tensors::open(folder)?;
+        checkpoint::expect_used(model.recurrence(), &tensors)?;
         let mut hash = checkpoint::Fingerprint::new(&model.config);
         checkpoint::set_weights(model.recurrence(), &tensors, &mut |_, values| hash.add(values))?;
         model.loaded = Some(Arc::new(hash.finish()));
@@ -82,14 +93,17 @@ impl Model {
     /// A backbone of the shape that a Hugging Face folder's `config.json` describes, its weights random, with a fresh memory: to try what is
     /// meant for weights that are not at hand.
     pub fn convert_random(folder: &Path, memory: MemoryConfig, segment_size: usize, seed: u64, device: &Device) -> Result<Self> {
-        let backbone: Value = read_json(&folder.join("config.json"), "a Hugging Face configuration")?;
+        let backbone = checkpoint::backbone_config(folder)?;
         Model::fresh(Config::new(backbone, memory, segment_size), seed, DType::F32, device)
     }
 
-    /// Wraps a Hugging Face folder's backbone with a fresh memory, initialised as the authors do.
+    /// Wraps the backbone of a Hugging Face folder, or of a GGUF file, with a fresh memory, initialised as the authors do. A tensor that no part of
+    /// the backbone is, is an error.
     pub fn convert(folder: &Path, memory: MemoryConfig, segment_size: usize, seed: u64, device: &Device) -> Result<Self> {
         let model = Self::convert_random(folder, memory, segment_size, seed, device)?;
-        model.recurrence.adopt(&Tensors::open(folder)?, seed)?;
+        let tensors = Tensors::open(folder)?;
+        checkpoint::expect_used(model.recurrence(), &tensors)?;
+        model.recurrence.adopt(&tensors, seed)?;
         Ok(model)
     }
 
@@ -110,6 +124,11 @@ impl Model {
     /// Writes the folder: configuration and weights in f32 or bf16. Files are written beside and renamed.
     pub fn save(&self, folder: &Path, dtype: DType) -> Result<()> {
         checkpoint::save(self.recurrence(), &self.config, folder, dtype)
+    }
+
+    /// Writes the plain backbone as a folder that Hugging Face's `transformers` opens, in f32 or bf16.
+    pub fn save_plain(&self, folder: &Path, dtype: DType) -> Result<()> {
+        checkpoint::save_plain(self.recurrence(), &self.config, folder, dtype)
     }
 
     /// The configuration.
@@ -311,5 +330,55 @@ impl Model {
         let h = ops::concat(&rows.iter().collect::<Vec<_>>(), 0)?;
         let h = self.recurrence.normed(tape, &h)?;
         Ok((ops::linear_cross_entropy(&h, &tape.param(self.recurrence.output_table()), &example.next, 0)?, state))
+    }
+}
+
+/// A backbone that is given a memory and written to a folder, without ever being in memory whole: [`Model::convert`] and [`Model::save`] in one,
+/// with the same values.
+pub struct Conversion {
+    /// Its backbone's parameters are never written or read.
+    shape: Model,
+    tensors: Tensors,
+    seed: u64,
+}
+
+impl Conversion {
+    /// Opens a Hugging Face folder or a GGUF file. A tensor that no part of the backbone is, is an error.
+    pub fn open(source: &Path, memory: MemoryConfig, segment_size: usize, seed: u64) -> Result<Self> {
+        let config = Config::new(checkpoint::backbone_config(source)?, memory, segment_size);
+        let shape = Model::build(config, Purpose::Wrap(seed), DType::F32, &Device::cpu())?;
+        let tensors = Tensors::open(source)?;
+        checkpoint::expect_used(shape.recurrence(), &tensors)?;
+        Ok(Conversion { shape, tensors, seed })
+    }
+
+    /// The configuration that the model will have.
+    pub fn config(&self) -> &Config {
+        self.shape.config()
+    }
+
+    /// Layers, width and tokens.
+    pub fn sizes(&self) -> Sizes {
+        self.shape.sizes()
+    }
+
+    /// Number of parameters, and of those that belong to the memory.
+    pub fn parameters(&self) -> (usize, usize) {
+        (self.shape.parameters(), self.shape.memory_parameters())
+    }
+
+    /// Bytes that the state of one text takes in f32.
+    pub fn state_bytes(&self) -> usize {
+        self.shape.recurrence().layout().bytes(DType::F32)
+    }
+
+    /// Writes configuration and weights, in f32 or bf16.
+    pub fn write(&self, folder: &Path, dtype: DType) -> Result<()> {
+        let recurrence = self.shape.recurrence();
+        checkpoint::save_config(self.config(), folder)?;
+        let tensors: Vec<(String, Vec<usize>)> = recurrence.entries().into_iter().map(|e| (e.name, e.shape)).collect();
+        let mut file = Writing::create(&folder.join("model.safetensors"), &tensors, dtype)?;
+        recurrence.adopted(&self.tensors, self.seed, &mut |entry, values| file.put(&entry.name, &values))?;
+        file.finish()
     }
 }

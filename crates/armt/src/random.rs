@@ -53,6 +53,11 @@ impl Random {
         numbers
     }
 
+    /// Goes on as if `n` numbers had been made that take 64 bits `draws` times each.
+    pub fn pass_over(&mut self, n: usize, draws: u64) {
+        self.0 = self.0.wrapping_add(STEP.wrapping_mul(draws.wrapping_mul(n as u64)));
+    }
+
     /// Uniform below `n`.
     pub fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.bits()) * n as u128) >> 64) as usize
@@ -70,6 +75,9 @@ mod tests {
             let expected: Vec<f32> = (0..n).map(|_| one.normal() as f32).collect();
             assert_eq!(all.many(n, 2, |r| r.normal() as f32), expected);
         }
+        let mut passed = Random::new(3);
+        passed.pass_over(1 + PIECE + 3 * PIECE + 5, 2);
+        assert_eq!(passed.bits(), one.clone().bits());
         assert_eq!(all.bits(), one.bits());
     }
 

@@ -1,7 +1,9 @@
-//! `armt eval`: how well a model answers, about pairs that it has read or about facts in a long text.
+//! `armt eval`: how well a model answers, about pairs that it has read, facts in a long text or a user's contexts, and how well it predicts texts.
 
 mod babilong;
+pub mod qa;
 mod retrieval;
+pub mod text;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -21,12 +23,19 @@ Examples:
   armt eval runs/babilong --task babilong --lengths 16k --label-match --csv answers --out labels.json
   armt eval runs/babilong --task babilong --lengths 16k --without-facts --out chance.json
   armt eval runs/babilong --task babilong --file samples.jsonl --out given.json
+  armt eval runs/books --task text --text data/books/test/*.txt --out books.json
+  armt eval runs/mine --task qa --qa questions.jsonl --out mine.json
 
 remember and rewrite: a text is N pairs of a key and a value, one a segment, and then a key: the answer is right if the whole value is.
 Stored pairs are those that a memory would need to answer as often if it guessed all others.
 
 babilong: the facts of a bAbI story among sentences of books, as `armt data babilong` writes them, and a question. The answer is right if
 it is the right word to the letter: greedy, at most 10 tokens, cut at <|endoftext|>. Samples are tokenised by the model's own tokenizer.
+
+text: each document is read from an empty memory, and every token predicted. Beside the loss of each segment stands that of the same model with
+its memory emptied before it: what the memory gives. A plot is drawn beside the report.
+
+qa: a context is read into an empty memory and asked, as `armt read` and `armt ask` do it. Exact match and F1 are SQuAD's.
 
 The report is written anew after each line. Ctrl-C keeps the lines so far; with babilong the same command goes on with the others, and
 one with other lengths, or with more samples for some of them, adds to it.";
@@ -36,10 +45,10 @@ one with other lengths, or with more samples for some of them, adds to it.";
 pub struct EvalArgs {
     /// A model that was trained on the task: its folder, its run's, or its name if it comes with the program (babilong-qa1).
     model: PathBuf,
-    /// Keys that are all different, keys that come again with new values, or facts in a long text.
+    /// Keys that are all different, keys that come again with new values, facts in a long text, texts to predict, or questions of your own.
     #[arg(long, value_enum)]
     task: Task,
-    /// Texts for each number of pairs, or each task and length; 1000 if not given, 100 with babilong.
+    /// Texts for each number of pairs, or each task and length; 1000 if not given, 100 with babilong. With qa contexts; all if not given.
     #[arg(long, value_name = "N", value_parser = positive)]
     samples: Option<usize>,
     /// Texts at a time; 64 if not given, 16 with babilong.
@@ -60,6 +69,10 @@ pub struct EvalArgs {
     retrieval: retrieval::RetrievalArgs,
     #[command(flatten)]
     babilong: babilong::BabilongArgs,
+    #[command(flatten)]
+    text: text::TextArgs,
+    #[command(flatten)]
+    qa: qa::QaArgs,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -67,14 +80,19 @@ pub enum Task {
     Remember,
     Rewrite,
     Babilong,
+    Text,
+    Qa,
 }
 
 pub fn run(args: &EvalArgs) -> Result<ExitCode> {
-    let (task, given) = match args.task {
-        Task::Babilong => ("babilong", args.retrieval.given()),
-        Task::Remember => ("remember", args.babilong.given()),
-        Task::Rewrite => ("rewrite", args.babilong.given()),
-    };
+    let own = [
+        (&[Task::Remember, Task::Rewrite][..], args.retrieval.given()),
+        (&[Task::Babilong], args.babilong.given()),
+        (&[Task::Text], args.text.given()),
+        (&[Task::Qa], args.qa.given()),
+    ];
+    let given = own.into_iter().filter(|(tasks, _)| !tasks.contains(&args.task)).find_map(|(_, given)| given);
+    let task = args.task.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default();
     if let Some(name) = given {
         bail!("{name}: --task {task} has no such setting");
     }
@@ -82,7 +100,12 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     if let Some(out) = &args.out {
         expect_place(out)?;
     }
-    if args.task == Task::Babilong { babilong::run(args, &folder) } else { retrieval::run(args, &folder) }
+    match args.task {
+        Task::Remember | Task::Rewrite => retrieval::run(args, &folder),
+        Task::Babilong => babilong::run(args, &folder),
+        Task::Text => text::run(args, &folder),
+        Task::Qa => qa::run(args, &folder),
+    }
 }
 
 /// The first of some options that was given.

@@ -38,7 +38,7 @@ pub struct Tensor {
 
 impl Tensor {
     /// A tensor whose elements are whatever the pool's buffer last held. For outputs that a kernel fills completely.
-    pub(crate) fn uninit(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
+    pub fn uninit(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
         let shape = shape.into();
         let storage = Arc::new(Storage::new(device, shape.elements().saturating_mul(dtype.size()))?);
         Ok(Tensor { storage, offset: 0, shape, dtype, node: None })

@@ -3,7 +3,10 @@
 pub mod babilong;
 pub mod heat;
 pub mod interval;
+pub mod likelihood;
 pub mod plot;
+pub mod qa;
 pub mod results;
 pub mod retrieval;
 mod svg;
+pub mod text;

@@ -6,6 +6,8 @@
 //! Texts are drawn as they are needed and never repeat, where the authors keep a fixed million. Keeping the last n' pairs of a longer
 //! text and drawing the question anew, as they do to vary the length, gives the same texts as drawing n' pairs.
 
+mod training;
+
 use std::collections::{HashMap, HashSet};
 use std::str::FromStr;
 
@@ -14,6 +16,8 @@ use armt::random::Random;
 use armt::recurrence::Targets;
 use armt::segment::Batch;
 use serde::{Deserialize, Serialize};
+
+pub use self::training::{REMEMBER, REWRITE, RetrievalLessons, RetrievalTraining};
 
 use super::TaskBatch;
 use crate::error::{Error, Result};

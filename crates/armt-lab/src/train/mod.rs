@@ -1,6 +1,5 @@
 //! Training: one loop for all tasks, its run folder and its logs.
 
-pub mod data;
 pub mod meter;
 pub mod origin;
 pub mod recipe;
@@ -9,7 +8,6 @@ pub mod step;
 pub mod tensorboard;
 pub mod trainer;
 
-pub use data::TaskData;
 pub use meter::Meter;
 pub use origin::Origin;
 pub use run_folder::RunFolder;

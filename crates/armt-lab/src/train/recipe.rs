@@ -4,8 +4,10 @@ mod check;
 mod source;
 mod until;
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use armt::backbone::families::{self, Family};
 use armt::config::Config;
@@ -18,19 +20,31 @@ pub use self::until::Until;
 
 use self::source::Source;
 use crate::error::{Error, Result};
-use crate::tasks::babi::{SIMULATED, Task};
-use crate::tasks::babilong::{Form, GEN};
-use crate::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
+use crate::tasks::setting;
+use crate::tasks::training::{Lessons, Sizes};
 
 /// What to train, on what, and how.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    common: Common,
+    lessons: Arc<dyn Lessons>,
+}
+
+impl std::ops::Deref for Recipe {
+    type Target = Common;
+
+    fn deref(&self) -> &Common {
+        &self.common
+    }
+}
+
+/// What every recipe has, whatever its task.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Recipe {
+pub struct Common {
     /// Decides weights, data and everything else that is random.
     #[serde(default)]
     pub seed: u64,
-    /// The task.
-    pub task: TaskRecipe,
     /// The backbone: a GPT-NeoX made from scratch, or `from` a model folder.
     #[serde(default)]
     pub model: ModelRecipe,
@@ -40,6 +54,9 @@ pub struct Recipe {
     /// How weights are changed.
     #[serde(default)]
     pub optimizer: OptimizerRecipe,
+    /// Which weights are changed.
+    #[serde(default)]
+    pub train: TrainRecipe,
     /// How gradients go back through the segments.
     #[serde(default)]
     pub backprop: Backprop,
@@ -52,62 +69,6 @@ pub struct Recipe {
     /// The curriculum: each stage goes on from the weights of the one before.
     #[serde(rename = "stage")]
     pub stages: Vec<Stage>,
-}
-
-/// What is learned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TaskKind {
-    /// Associative retrieval, all keys different.
-    Remember,
-    /// Associative retrieval, keys coming again.
-    Rewrite,
-    /// Facts hidden in books.
-    Babilong,
-}
-
-/// The task.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TaskRecipe {
-    /// `remember`, `rewrite` or `babilong`.
-    pub setting: TaskKind,
-    /// Retrieval: symbols of a value.
-    #[serde(default = "one")]
-    pub value_size: usize,
-    /// Retrieval: different symbols that keys and values are made of: 2 to 100, and 16 if not given.
-    #[serde(default = "the_authors_symbols")]
-    pub symbols: usize,
-    /// BABILong: the stories, `"qa1"` to `"qa5"`, or a list of some of these, of which each text is of one; qa1 if not given. Recipes once
-    /// called it `question`.
-    #[serde(default, alias = "question")]
-    pub stories: OneOrMore,
-    /// BABILong: folder of books to hide facts in; the project's own if not given.
-    #[serde(default)]
-    pub books: Option<PathBuf>,
-    /// BABILong: the forms that texts are written in, `now`, `paper` and `mixed` (`armt data babilong --form`), each text in one of them; all of
-    /// them if not given.
-    #[serde(default)]
-    pub forms: Option<Vec<Form>>,
-    /// BABILong: folder of a tokenizer; if not given that of `model.from`, or else GPT-2's.
-    #[serde(default)]
-    pub bpe: Option<PathBuf>,
-    /// BABILong: tokens of the model, the frequent ones of the books and all of the stories; as many as the tokenizer has if not given.
-    #[serde(default)]
-    pub vocabulary: Option<usize>,
-}
-
-/// A text, or several.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(untagged, expecting = "expected a name, or a list of names")]
-pub enum OneOrMore {
-    /// Nothing was said.
-    #[default]
-    None,
-    /// `"qa1"`
-    One(String),
-    /// `["qa1", "qa2"]`
-    More(Vec<String>),
 }
 
 /// What the first weights are.
@@ -216,6 +177,25 @@ impl Default for OptimizerRecipe {
     }
 }
 
+/// Which weights are changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainRecipe {
+    /// `all`, or `memory`: the backbone of `model.from` stays as it is.
+    pub only: Only,
+}
+
+/// A part of a model that is trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Only {
+    /// All of it.
+    #[default]
+    All,
+    /// What reads, writes and begins the memory.
+    Memory,
+}
+
 /// Validation during training.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -239,48 +219,10 @@ impl Default for EvalRecipe {
     }
 }
 
-/// One stage of the curriculum.
+/// What every stage of a curriculum has; what else it has is its task's.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stage {
-    /// Retrieval: pairs to remember.
-    #[serde(default)]
-    pub pairs: Option<usize>,
-    /// Retrieval: symbols of a key; 1 if not given.
-    #[serde(default)]
-    pub key_size: Option<usize>,
-    /// Retrieval: another number of different symbols for this stage: few are told apart sooner.
-    #[serde(default)]
-    pub symbols: Option<usize>,
-    /// BABILong: tokens of a segment.
-    #[serde(default)]
-    pub segment: Option<usize>,
-    /// BABILong: segments of a text.
-    #[serde(default)]
-    pub segments: Option<usize>,
-    /// BABILong: facts of a story, at most; 10 if not given.
-    #[serde(default)]
-    pub facts: Option<usize>,
-    /// BABILong: each fact and each question has a segment of its own, and there is no background.
-    #[serde(default)]
-    pub aligned: bool,
-    /// BABILong's qa4: only questions that repeat a fact's words, and none that turns its relation around.
-    #[serde(default)]
-    pub direct: bool,
-    /// BABILong: share of the batches that have facts alone, without background, in as many segments as these take; none if not given.
-    #[serde(default)]
-    pub alone: f64,
-    /// BABILong: share of the texts whose facts stand side by side in one to three places, a third of these at the very start or end of the
-    /// text; none if not given.
-    #[serde(default)]
-    pub clusters: f64,
-    /// BABILong: sentences among the facts, at most, that name people and rooms and change nothing ("Mary did not go to the garden."); half
-    /// of the texts have none; 0 if not given.
-    #[serde(default)]
-    pub distract: usize,
-    /// Questions at the end of a text, of BABILong's a random number up to this: 1 in the paper, and in validation always.
-    #[serde(default = "one")]
-    pub questions: usize,
     /// Texts of a batch.
     pub batch: usize,
     /// Parts that a batch is computed in, their gradients added.
@@ -288,7 +230,7 @@ pub struct Stage {
     pub accumulate: usize,
     /// Most steps.
     pub steps: u64,
-    /// Each batch has a random number of pairs, from 1 to `pairs`, or of segments; above 25, one of 25 numbers.
+    /// Each batch has a random number of pairs, or of segments, up to the stage's; above 25, one of 25 numbers.
     #[serde(default)]
     pub vary: bool,
     /// Share of the steps whose texts go on from the memory that the step before left, instead of an empty one: the memory of a very
@@ -309,6 +251,23 @@ pub struct Stage {
     pub patience: Option<u64>,
 }
 
+impl Stage {
+    /// The keys of every stage.
+    const KEYS: [&str; 9] = ["batch", "accumulate", "steps", "vary", "carry", "until", "lr", "decay", "patience"];
+}
+
+/// Keys that earlier versions wrote down for every run, whatever its task, and the value that they had where they said nothing.
+const ONCE_OF_ALL: [(&str, &str); 8] = [
+    ("value_size", "1"),
+    ("symbols", "16"),
+    ("questions", "1"),
+    ("aligned", "false"),
+    ("direct", "false"),
+    ("alone", "0.0"),
+    ("clusters", "0.0"),
+    ("distract", "0"),
+];
+
 /// Every value within another, by its path; what is nothing is left out.
 fn flatten(path: &str, value: &serde_json::Value, record: &mut BTreeMap<String, String>) {
     let below = |key: &dyn std::fmt::Display| if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
@@ -327,10 +286,6 @@ fn one() -> usize {
     1
 }
 
-fn the_authors_symbols() -> usize {
-    SYMBOLS
-}
-
 impl Recipe {
     /// Reads a recipe and those that it `extends`, with `key=value` changes (`optimizer.lr=1e-3`, `seed=2`) made before it is checked. A
     /// mistake is an error with the file and line of its key.
@@ -345,10 +300,15 @@ impl Recipe {
 
     fn of(mut source: Source, changes: &[String]) -> Result<Self> {
         changes.iter().try_for_each(|change| source.set(change))?;
-        let mut recipe: Recipe = source.read()?;
-        if let Some(most) = recipe.keep {
-            recipe.stages.truncate(most);
+        let (shared, own) = source.split(&Stage::KEYS);
+        let mut common: Common = source.read(&shared, |text| toml::from_str(text))?;
+        let name = source.text("task.setting")?;
+        let setting = setting(&name).map_err(|e| source.error("task.setting", "", e))?;
+        let lessons = source.read(&own, setting.read)?;
+        if let Some(most) = common.keep {
+            common.stages.truncate(most);
         }
+        let recipe = Recipe { common, lessons };
         recipe.check(&source)?;
         Ok(recipe)
     }
@@ -358,52 +318,39 @@ impl Recipe {
     pub fn record(&self) -> Result<BTreeMap<String, String>> {
         // Over its text, so that a number is as people write it.
         let json = |e: serde_json::Error| Error::Toml(e.to_string());
-        let value = serde_json::from_str(&serde_json::to_string(self).map_err(json)?).map_err(json)?;
+        let value = serde_json::from_str(&serde_json::to_string(&self.common).map_err(json)?).map_err(json)?;
+        let mut own = self.lessons.keys()?;
+        if let Some(stages) = own.get_mut("stage").and_then(serde_json::Value::as_array_mut) {
+            stages.truncate(self.stages.len());
+        }
         let mut record = BTreeMap::new();
         flatten("", &value, &mut record);
+        flatten("", &own, &mut record);
         record.remove("model.from");
         Ok(record)
     }
 
-    /// The task of a stage of associative retrieval, and its pairs. A recipe of BABILong has none.
-    pub fn retrieval(&self, stage: &Stage) -> Result<(Retrieval, usize)> {
-        let setting = match self.task.setting {
-            TaskKind::Remember => Setting::Remember,
-            TaskKind::Rewrite => Setting::Rewrite,
-            TaskKind::Babilong => return Err(Error::config("task.setting", "remember or rewrite", "babilong")),
-        };
-        let symbols = stage.symbols.unwrap_or(self.task.symbols);
-        let (key_size, value_size) = (stage.key_size.unwrap_or(1), self.task.value_size);
-        Ok((Retrieval { setting, key_size, value_size, symbols }, stage.pairs.unwrap_or_default()))
+    /// Whether a key and its value, as an earlier version wrote them down, say nothing of this recipe.
+    pub(super) fn says_nothing(key: &str, value: &str) -> bool {
+        let (section, name) = key.rsplit_once('.').unwrap_or_default();
+        (section == "task" || section.starts_with("stage.")) && ONCE_OF_ALL.contains(&(name, value))
     }
 
-    /// The tasks of BABILong, at least one; one that is named twice comes twice as often.
-    pub fn stories(&self) -> Result<Vec<Task>> {
-        let names = match &self.task.stories {
-            OneOrMore::None => vec!["qa1"],
-            OneOrMore::One(name) => vec![name.as_str()],
-            OneOrMore::More(names) => names.iter().map(String::as_str).collect(),
-        };
-        if names.is_empty() {
-            return Err(Error::config("task.stories", "at least one task", "none"));
-        }
-        let tasks = names.into_iter().map(|name| {
-            let task: Task = name.parse()?;
-            match task.number() <= SIMULATED {
-                true => Ok(task),
-                false => Err(Error::config("task.stories", &format!("qa1 to qa{SIMULATED}, which can be simulated"), task)),
-            }
-        });
-        tasks.collect()
+    /// What it says of its task.
+    pub fn lessons(&self) -> &dyn Lessons {
+        self.lessons.as_ref()
     }
 
-    /// The forms that BABILong's texts are written in, at least one.
-    pub fn forms(&self) -> Result<&[Form]> {
-        match self.task.forms.as_deref() {
-            None => Ok(&Form::ALL),
-            Some([]) => Err(Error::config("task.forms", "at least one form", "none")),
-            Some(forms) => Ok(forms),
-        }
+    /// What it says of its task, if that is of this type.
+    pub fn lessons_of<L: Lessons>(&self) -> Option<&L> {
+        let any: &dyn Any = self.lessons.as_ref();
+        any.downcast_ref()
+    }
+
+    /// The texts at a time of a stage, from 0; `None` if there is no such stage.
+    pub fn sizes(&self, stage: usize) -> Option<Sizes> {
+        let Stage { batch, vary, carry, .. } = *self.stages.get(stage)?;
+        Some(Sizes { batch, judged: self.eval.batch.min(self.eval.samples), vary, carried: carry > 0.0 })
     }
 
     /// The model to make from scratch, for so many tokens; its segments are the stages'. An error if the recipe begins from a folder.
@@ -413,25 +360,23 @@ impl Recipe {
         };
         let FreshModel { layers, width, heads, inner, tied, init, .. } = *m;
         let shape = families::Shape { vocab: vocabulary, end, layers, width, heads, inner, tied, init };
-        let after_question = (self.task.setting == TaskKind::Babilong).then(|| GEN.into());
         let backbone = Family::named("gpt_neox")?.describe(&shape);
-        Ok(Config { after_question, ..Config::new(backbone, memory.clone(), 1) })
+        Ok(Config::new(backbone, memory.clone(), 1))
     }
 
-    /// A model with a stage's segments: in retrieval a segment is one pair, so it grows with the keys.
-    pub fn config(&self, stage: &Stage, base: &Config) -> Config {
-        let pair = |(task, _): (Retrieval, usize)| task.segment_size();
-        let segment_size = stage.segment.or_else(|| self.retrieval(stage).ok().map(pair)).unwrap_or_default();
-        Config { segment_size, ..base.clone() }
+    /// A model with the segments of a stage, from 0: in retrieval a segment is one pair, so it grows with the keys.
+    pub fn config(&self, stage: usize, base: &Config) -> Config {
+        let after_question = self.lessons.after_question(base.after_question.as_deref());
+        Config { segment_size: self.lessons.segment_size(stage), after_question, ..base.clone() }
     }
 
     /// The models of all stages, each checked: one that cannot be is an error by its number.
     pub fn configs(&self, base: &Config) -> Result<Vec<Config>> {
-        let stages = self.stages.iter().enumerate().map(|(i, stage)| {
+        let stages = (0..self.stages.len()).map(|stage| {
             let config = self.config(stage, base);
             armt::recurrence::check(&config).map_err(|e| Error::Recipe {
                 file: None,
-                part: format!("stage {}", i + 1),
+                part: format!("stage {}", stage + 1),
                 line: None,
                 reason: Box::new(e.into()),
             })?;

@@ -88,6 +88,27 @@ impl<'m> Stepper<'m> {
         Ok(())
     }
 
+    /// Of the next texts of [`Stepper::step_onward`] those that `begins` names begin with an empty memory.
+    pub fn begin_some_anew(&mut self, begins: &[bool]) -> Result<()> {
+        let Some(memory) = self.memory.as_ref() else { return Ok(()) };
+        if begins.iter().all(|begins| *begins) {
+            return self.begin_anew();
+        }
+        if !begins.contains(&true) {
+            return Ok(());
+        }
+        if begins.len() != memory.texts() {
+            return Err(Error::input("texts", memory.texts(), begins.len()));
+        }
+        let texts = memory.split()?.into_iter().zip(begins);
+        let texts = texts.map(|(text, begins)| if *begins { self.model.empty(1) } else { Ok(text) });
+        let after = State::stack(&texts.collect::<armt::Result<Vec<_>>>()?)?;
+        // In place: recorded steps have these buffers.
+        memory.overwrite(&after)?;
+        self.memory = self.memory.take().map(|memory| memory.with_counts(after.counts().to_vec()));
+        Ok(())
+    }
+
     /// One step on a batch that is computed in `parts` equal parts, with learning rate `rate`. Gives the mean loss, after the update: one
     /// that is not finite has spoiled the parameters.
     pub fn step(&mut self, asked: &TaskBatch, parts: usize, rate: f32) -> Result<f32> {

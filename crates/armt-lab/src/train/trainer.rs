@@ -19,16 +19,16 @@ use armt::weights::Tensors;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::data::TaskData;
 use super::origin::{Origin, best_of};
-use super::recipe::{EvalRecipe, ModelRecipe, Recipe, Stage};
+use super::recipe::{EvalRecipe, ModelRecipe, Only, Recipe, Stage};
 use super::run_folder::RunFolder;
 use super::step::Stepper;
 use super::tensorboard::EventWriter;
 use crate::error::{Error, Result};
+use crate::eval::likelihood::{self, Likelihood};
 use crate::eval::retrieval::count_exact;
 use crate::tasks::TaskBatch;
-use crate::tasks::training::TrainingTask;
+use crate::tasks::training::{Begun, Measure, TrainingTask, Window};
 
 /// Threads that draw batches, each every so-manieth one, and batches of each that wait for the device. Not the pool that the device computes
 /// with: its threads wait for batches too.
@@ -47,7 +47,7 @@ pub struct RunProgress {
     pub step: u64,
     /// Steps of all stages.
     pub total: u64,
-    /// Best exact match of this stage.
+    /// Best score of this stage: an exact match, or of a loss exp(-loss).
     pub best: f64,
     /// Validations since then.
     pub waited: u64,
@@ -120,8 +120,10 @@ pub enum Event<'a> {
         progress: RunProgress,
         /// What the stage is about.
         stage: &'a str,
-        /// Share of texts answered exactly.
-        exact_match: f64,
+        /// What was counted.
+        measure: Measure,
+        /// The score, from 0 to 1, of which `measure` tells the meaning.
+        score: f64,
     },
 }
 
@@ -130,8 +132,10 @@ pub enum Event<'a> {
 pub enum Ending {
     /// All stages are done.
     Finished {
-        /// Best exact match of the last stage.
-        exact_match: f64,
+        /// What validations counted.
+        measure: Measure,
+        /// Best score of the last stage.
+        score: f64,
     },
     /// It was asked to stop; everything is saved.
     Stopped,
@@ -154,7 +158,8 @@ pub fn train(
         ModelRecipe::From(_) if resume => Some(Origin::open(&folder.last_folder(), recipe.memory.as_ref())?),
         ModelRecipe::From(from) => Some(Origin::open(from, recipe.memory.as_ref())?),
     };
-    let data = TaskData::open(recipe, origin.as_ref())?;
+    let begun = origin.as_ref().map(|o| Begun { folder: o.path(), vocab: o.vocab(), config: o.config() });
+    let data = recipe.lessons().open(begun.as_ref())?;
     let fresh = || recipe.fresh(data.vocabulary(), data.end_token());
     let configs = recipe.configs(&origin.as_ref().map_or_else(fresh, |o| Ok(o.config().clone()))?)?;
     let mut weights = match &origin {
@@ -174,16 +179,22 @@ pub fn train(
     if progress.due {
         // A validation that was cut short after its line: it will be made, and told, again.
         let total = progress.total;
-        folder.drop_from_log(|line| line.get("exact_match").is_some() && line["step"].as_u64() == Some(total))?;
+        folder.drop_from_log(|line| {
+            ["exact_match", "valid"].iter().any(|key| line.get(key).is_some()) && line["step"].as_u64() == Some(total)
+        })?;
     }
     events.resume_after(progress.total)?;
     folder.keep_tokenizer(data.tokenizer());
     device.reset_peak();
-    while let Some(stage) = recipe.stages.get(progress.stage) {
+    while let (Some(stage), Some(sizes)) = (recipe.stages.get(progress.stage), recipe.sizes(progress.stage)) {
         let config = configs[progress.stage].clone();
         let model = match weights.take() {
             Some(weights) => {
-                let model = Model::blank(config, dtype, device)?;
+                let blank = match recipe.train.only {
+                    Only::All => Model::blank,
+                    Only::Memory => Model::blank_for_memory,
+                };
+                let model = blank(config, dtype, device)?;
                 model.set_weights(&weights)?;
                 model
             }
@@ -207,14 +218,16 @@ pub fn train(
         {
             stepper.go_on_from(&memory)?;
         }
-        let task = data.task(recipe, stage)?;
+        let task = data.task(progress.stage, sizes)?;
         let name = task.name();
         let (task, name, events) = (&*task, name.as_str(), &mut events);
         let mut run = StageRun { recipe, stage, task, name, model: &model, stepper, folder, events };
         if run.go(&mut progress, each)?.is_break() {
             return Ok(Ending::Stopped);
         }
+        let measure = task.measure();
         if recipe.eval.gated
+            && measure == Measure::ExactMatch
             && let Some(mark) = stage.until.mark()
             && progress.best < mark
         {
@@ -229,16 +242,16 @@ pub fn train(
         }
         // The next stage goes on from the best weights of this one.
         let best = Tensors::open(&folder.best_folder())?;
-        let exact_match = progress.best;
+        let score = progress.best;
         progress = RunProgress { stage: progress.stage + 1, total: progress.total, ..RunProgress::default() };
         if progress.stage == recipe.stages.len() {
-            return Ok(Ending::Finished { exact_match });
+            return Ok(Ending::Finished { measure, score });
         }
         model.set_weights(&best)?;
         folder.save_last(&model, &self::optimizer(recipe, &model)?, None, &progress)?;
         weights = Some(best);
     }
-    Ok(Ending::Finished { exact_match: progress.best })
+    Err(Error::config("stage", "one of the recipe's", progress.stage))
 }
 
 /// Refuses to go on by another recipe than the run was begun with: the numbers would be those of neither. Runs of earlier versions do not
@@ -248,7 +261,8 @@ fn expect_same(recipe: &Recipe, folder: &RunFolder) -> Result<()> {
     let now = recipe.record()?;
     let nothing = "nothing".to_string();
     // A key that the run does not know is one of a later version.
-    match begun.iter().find(|(key, value)| now.get(*key) != Some(*value)) {
+    let said = |key: &str, value: &str| now.contains_key(key) || !Recipe::says_nothing(key, value);
+    match begun.iter().find(|(key, value)| now.get(*key) != Some(*value) && said(key, value)) {
         Some((key, value)) => {
             let expected = format!("{value}, with which the run was begun (model.from=RUN begins another from its best model)");
             Err(Error::config(key, &expected, now.get(key).unwrap_or(&nothing)))
@@ -267,7 +281,7 @@ fn new_stage(key: &str, recipe: &BTreeMap<String, String>) -> bool {
 }
 
 fn optimizer(recipe: &Recipe, model: &Model) -> Result<AdamW> {
-    let params: Vec<Param> = model.params().into_iter().cloned().collect();
+    let params: Vec<Param> = model.params().into_iter().filter(|p| p.is_trainable()).cloned().collect();
     let group = Group { params, weight_decay: recipe.optimizer.weight_decay, rate: 1.0 };
     Ok(AdamW::new(vec![group], recipe.settings())?)
 }
@@ -276,6 +290,12 @@ fn optimizer(recipe: &Recipe, model: &Model) -> Result<AdamW> {
 fn seed(recipe: &Recipe, purpose: u64, stage: usize, step: u64) -> Random {
     let mut random = Random::new(recipe.seed ^ (purpose << 56) ^ ((stage as u64) << 40) ^ step.wrapping_mul(0x9e37_79b9));
     Random::new(random.bits())
+}
+
+/// A batch, and where texts go on from those of the batch before, which of them do not.
+struct Drawn {
+    asked: TaskBatch,
+    begins: Option<Vec<bool>>,
 }
 
 struct StageRun<'a> {
@@ -300,20 +320,38 @@ impl StageRun<'_> {
         }
         let (recipe, task, number) = (self.recipe, self.task, progress.stage);
         let (from, to) = (progress.step, self.stage.steps);
+        let in_order = task.in_order(seed(recipe, 1, number, 0).bits())?;
         std::thread::scope(|scope| {
-            let drawers: Vec<Receiver<Result<TaskBatch>>> = (0..DRAWERS)
-                .map(|drawer| {
-                    let (sender, batches) = sync_channel(AHEAD);
+            let drawers: Vec<Receiver<Result<Drawn>>> = match in_order {
+                Some(windows) => {
+                    let (sender, batches) = sync_channel(AHEAD * DRAWERS as usize);
                     scope.spawn(move || {
-                        for step in (from + drawer..to).step_by(DRAWERS as usize) {
-                            if sender.send(task.batch(&mut seed(recipe, 1, number, step))).is_err() {
+                        // Those of the steps before are passed over, as `armt read --resume` passes over what was read.
+                        let rest = windows.enumerate().skip_while(|(i, window)| window.is_ok() && (*i as u64) < from);
+                        for (_, window) in rest.take((to - from) as usize) {
+                            let drawn = window.map(|Window { asked, begins }| Drawn { asked, begins: Some(begins) });
+                            if sender.send(drawn).is_err() {
                                 return;
                             }
                         }
                     });
-                    batches
-                })
-                .collect();
+                    vec![batches]
+                }
+                None => (0..DRAWERS)
+                    .map(|drawer| {
+                        let (sender, batches) = sync_channel(AHEAD);
+                        scope.spawn(move || {
+                            for step in (from + drawer..to).step_by(DRAWERS as usize) {
+                                let asked = task.batch(&mut seed(recipe, 1, number, step));
+                                if sender.send(asked.map(|asked| Drawn { asked, begins: None })).is_err() {
+                                    return;
+                                }
+                            }
+                        });
+                        batches
+                    })
+                    .collect(),
+            };
             // The receivers are dropped inside, which ends the threads.
             self.steps(progress, drawers, each)
         })
@@ -322,7 +360,7 @@ impl StageRun<'_> {
     fn steps(
         &mut self,
         progress: &mut RunProgress,
-        drawers: Vec<Receiver<Result<TaskBatch>>>,
+        drawers: Vec<Receiver<Result<Drawn>>>,
         each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
         let schedule = self.recipe.schedule(self.stage);
@@ -331,10 +369,10 @@ impl StageRun<'_> {
         for drawer in drawers.iter().cycle() {
             // A thread that has no more batches has ended: so have the steps.
             let Ok(asked) = drawer.recv() else { break };
-            let asked = asked?;
+            let drawn = asked?;
             let rate = schedule.rate(progress.step);
             let step_start = Instant::now();
-            let loss = self.step(progress, &asked, rate)?;
+            let loss = self.step(progress, &drawn, rate)?;
             // The loss is read back, so the device has done all of it.
             let seconds = step_start.elapsed().as_secs_f64();
             if !loss.is_finite() || loss > EXPLODED {
@@ -349,7 +387,7 @@ impl StageRun<'_> {
             }
             progress.step += 1;
             progress.total += 1;
-            let tokens = asked.batch.ids.len();
+            let tokens = drawn.asked.batch.ids.len();
             tokens_done += tokens;
             let speed = tokens_done as f64 / start.elapsed().as_secs_f64();
             let own = json!({
@@ -376,19 +414,21 @@ impl StageRun<'_> {
     }
 
     /// One step; where memories are carried on, from the memory of the step before or from an empty one.
-    fn step(&mut self, progress: &RunProgress, asked: &TaskBatch, rate: f32) -> Result<f32> {
+    fn step(&mut self, progress: &RunProgress, drawn: &Drawn, rate: f32) -> Result<f32> {
         if self.stage.carry == 0.0 {
-            return self.stepper.step(asked, self.stage.accumulate, rate);
+            return self.stepper.step(&drawn.asked, self.stage.accumulate, rate);
         }
         if seed(self.recipe, 3, progress.stage, progress.step).uniform() >= self.stage.carry {
             self.stepper.begin_anew()?;
+        } else if let Some(begins) = &drawn.begins {
+            self.stepper.begin_some_anew(begins)?;
         }
-        self.stepper.step_onward(asked, rate)
+        self.stepper.step_onward(&drawn.asked, rate)
     }
 
     fn gradient_norm(&self) -> Result<f64> {
         let mut sum = 0.0;
-        for p in self.model.params() {
+        for p in self.model.params().into_iter().filter(|p| p.is_trainable()) {
             sum += p.grad()?.to_vec::<f32>()?.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>();
         }
         Ok(sum.sqrt())
@@ -402,36 +442,48 @@ impl StageRun<'_> {
         each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
         let EvalRecipe { samples, batch, .. } = self.recipe.eval;
+        let (samples, measure) = (self.task.judged(samples)?, self.task.measure());
         let mut random = seed(self.recipe, 2, progress.stage, 0);
-        let mut right = 0;
+        let (mut right, mut likelihood) = (0, Likelihood::default());
         for from in (0..samples).step_by(batch) {
-            let asked = self.task.validation(batch.min(samples - from), &mut random)?;
-            right += count_exact(self.model, &asked, ScheduleKind::Auto)?;
+            let asked = self.task.validation(from, batch.min(samples - from), &mut random)?;
+            match measure {
+                Measure::ExactMatch => right += count_exact(self.model, &asked, ScheduleKind::Auto)?,
+                Measure::Loss => likelihood += likelihood::of_batch(self.model, &asked)?,
+            }
             if each(&Event::Judged { texts: samples.min(from + batch), of: samples }).is_break() {
                 self.save(progress)?;
                 return Ok(ControlFlow::Break(()));
             }
         }
-        let exact = right as f64 / samples as f64;
-        let figures: Vec<(&str, f64)> = [("exact_match", exact)].into_iter().chain(self.task.figures(exact)).collect();
-        self.log(progress, figures.iter().map(|(name, value)| (name.to_string(), json!(value))).collect::<Map<_, _>>().into())?;
+        let score = match measure {
+            Measure::ExactMatch => right as f64 / samples as f64,
+            Measure::Loss => (-likelihood.loss()).exp(),
+        };
+        let figures: Vec<(&str, f64)> = measure.figures(score).into_iter().chain(self.task.figures(score)).collect();
+        let mut told = Map::from_iter(figures.iter().map(|(name, value)| (name.to_string(), json!(value))));
+        if measure == Measure::Loss {
+            // A step's line has a loss too.
+            told.insert("valid".into(), true.into());
+        }
+        self.log(progress, told.into())?;
         let names: Vec<String> = figures.iter().map(|(name, _)| format!("valid/{name}")).collect();
         let scalars: Vec<(&str, f32)> =
             names.iter().zip(&figures).map(|(name, (_, value))| (name.as_str(), *value as f32)).collect();
         self.events.scalars(progress.total, &scalars)?;
         // Nothing is better than 1: a stage that goes on after it is meant to.
-        progress.waited = if exact > progress.best || exact == 1.0 { 0 } else { progress.waited + 1 };
+        progress.waited = if score > progress.best || score == 1.0 { 0 } else { progress.waited + 1 };
         // Of equals the later one is kept: it has seen more.
-        if exact >= progress.best {
-            progress.best = exact;
+        if score >= progress.best {
+            progress.best = score;
             self.folder.save_best(self.model)?;
         }
         let patience = self.stage.patience.unwrap_or(self.recipe.eval.patience);
         let impatient = patience > 0 && progress.waited >= patience;
         progress.due = false;
-        progress.over = progress.step == self.stage.steps || self.stage.until.reached(exact) || impatient;
+        progress.over = progress.step == self.stage.steps || self.stage.until.reached(score) || impatient;
         self.save(progress)?;
-        Ok(each(&Event::Validation { progress: *progress, stage: self.name, exact_match: exact }))
+        Ok(each(&Event::Validation { progress: *progress, stage: self.name, measure, score }))
     }
 
     /// A line of the log: where the run is, the stage's sizes, and `own`.
@@ -492,10 +544,9 @@ mod tests {
             });
             assert_eq!(ending.unwrap(), Ending::Stopped);
 
-            let stage = &recipe.stages[0];
-            let model = Model::blank(recipe.config(stage, fresh.config()), DType::F32, &Device::cpu()).unwrap();
+            let model = Model::blank(recipe.config(0, fresh.config()), DType::F32, &Device::cpu()).unwrap();
             model.set_weights(&Tensors::open(&from).unwrap()).unwrap();
-            let task = TaskData::Symbols.task(&recipe, stage).unwrap();
+            let task = recipe.lessons().open(None).unwrap().task(0, recipe.sizes(0).unwrap()).unwrap();
             let TaskBatch { batch, targets } = task.batch(&mut seed(&recipe, 1, 0, 0)).unwrap();
             let empty = model.empty(batch.texts).unwrap();
             let loss = model.loss(&Tape::new(), &batch, &targets, &empty, ScheduleKind::Sequential, recipe.backprop).unwrap().0;

@@ -27,8 +27,19 @@ pub struct Rotary {
     pub theta: f64,
     /// Rotated dimensions of each head, from its first.
     pub dims: usize,
-    /// Llama 3's scaling of low frequencies.
-    pub scaling: Option<Llama3Scaling>,
+    /// How frequencies are slowed for contexts that are longer than those of the first training.
+    pub scaling: Option<Scaling>,
+}
+
+/// Ways of slowing rotary frequencies, by the names that Hugging Face has for them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scaling {
+    /// `linear`: all by this factor.
+    Linear(f64),
+    /// `llama3`: low frequencies only.
+    Llama3(Llama3Scaling),
+    /// `yarn`: low frequencies, along a ramp, and attention made sharper.
+    Yarn(YarnScaling),
 }
 
 /// Llama 3's rotary scaling.
@@ -42,6 +53,21 @@ pub struct Llama3Scaling {
     pub high: f64,
     /// Context length of the original training.
     pub original: f64,
+}
+
+/// YaRN's rotary scaling.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct YarnScaling {
+    /// How much slower low frequencies turn.
+    pub factor: f64,
+    /// Frequencies of more turns than this within the original context are left alone.
+    pub fast: f64,
+    /// Those of fewer turns than this are slowed fully.
+    pub slow: f64,
+    /// Context length of the original training.
+    pub original: f64,
+    /// What cos and sin are multiplied by.
+    pub attention: f64,
 }
 
 /// The feed-forward part.
@@ -81,8 +107,14 @@ pub struct Architecture {
     pub parallel: bool,
     /// The head is the embedding table.
     pub tied: bool,
-    /// Biases in attention's projections.
+    /// Biases in the projections to queries, keys and values.
     pub attention_bias: bool,
+    /// Biases in attention's output.
+    pub output_bias: bool,
+    /// RMS norms of each head's queries and keys, before they are rotated (Qwen3).
+    pub head_norms: bool,
+    /// Positions before it that a token sees, itself among them, where not all (Mistral).
+    pub sliding_window: Option<usize>,
     /// Biases in the feed-forward part.
     pub mlp_bias: bool,
     /// Standard deviation of fresh weights.

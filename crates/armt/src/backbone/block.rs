@@ -61,6 +61,8 @@ pub struct BlockWeights {
     pub norm1: NormWeights,
     /// Queries, keys and values of all heads, packed: `[L, d, (H + 2 Hk) size]`.
     pub qkv: LinearWeights,
+    /// Norms of each head's queries and keys, `[L, size]`, where there are any.
+    pub head_norms: Option<(NormWeights, NormWeights)>,
     /// Attention's output, `[L, H size, d]`.
     pub out: LinearWeights,
     /// Norm before the feed-forward part.
@@ -168,7 +170,14 @@ impl Blocks {
         let weights = BlockWeights {
             norm1: NormWeights::new(make, "norm1", &[l, d], a.norm)?,
             qkv: LinearWeights::new(make, "qkv", [l, d, packed], a.attention_bias, normal)?,
-            out: LinearWeights::new(make, "out", [l, attended, d], a.attention_bias, normal)?,
+            head_norms: match a.head_norms {
+                true => {
+                    let norm = |make: &mut Maker, name| NormWeights::new(make, name, &[l, heads.size], Norm::Rms);
+                    Some((norm(make, "query_norm")?, norm(make, "key_norm")?))
+                }
+                false => None,
+            },
+            out: LinearWeights::new(make, "out", [l, attended, d], a.output_bias, normal)?,
             norm2: NormWeights::new(make, "norm2", &[l, d], a.norm)?,
             up: LinearWeights::new(make, "up", [l, d, up], a.mlp_bias, normal)?,
             down: LinearWeights::new(make, "down", [l, a.inner, d], a.mlp_bias, normal)?,
@@ -183,8 +192,9 @@ impl Blocks {
 
     /// Its parameters, in a fixed order.
     pub fn params(&self) -> Vec<&Param> {
-        let BlockWeights { norm1, qkv, out, norm2, up, down } = &self.weights;
-        let attention = norm1.params().chain(qkv.params()).chain(out.params());
+        let BlockWeights { norm1, qkv, head_norms, out, norm2, up, down } = &self.weights;
+        let of_heads = head_norms.iter().flat_map(|(queries, keys)| queries.params().chain(keys.params()));
+        let attention = norm1.params().chain(qkv.params()).chain(of_heads).chain(out.params());
         attention.chain(norm2.params()).chain(up.params()).chain(down.params()).collect()
     }
 
@@ -275,7 +285,16 @@ impl Blocks {
     /// Packed queries, keys and values before rotation.
     fn packed(&self, tape: &Tape, layers: &Range<usize>, x: &Tensor) -> Result<Tensor> {
         let h = self.norm(tape, &self.weights.norm1, layers, x)?;
-        self.linear(tape, &self.weights.qkv, layers, &h, Linear::default())
+        let qkv = self.linear(tape, &self.weights.qkv, layers, &h, Linear::default())?;
+        let Some((queries, keys)) = &self.weights.head_norms else { return Ok(qkv) };
+        let (q, k, v) = self.split(&qkv)?;
+        let normed = |x: &Tensor, norm: &NormWeights| -> Result<Tensor> {
+            let (dims, size) = (x.dims().to_vec(), self.architecture.heads.size);
+            let rows = ops::reshape(x, [dims[0], dims[1], dims[2] * (dims[3] / size), size])?; // [n, B, T H, size]
+            let gain = tape.param_rows(&norm.gain, layers.clone())?;
+            Ok(ops::reshape(&ops::rms_norm(&rows, &gain, self.architecture.eps)?, &dims[..])?)
+        };
+        Ok(ops::concat(&[&normed(&q, queries)?, &normed(&k, keys)?, &v], 3)?)
     }
 
     /// The block's outputs from what attention gave for x.

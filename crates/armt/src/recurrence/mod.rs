@@ -23,7 +23,7 @@ use crate::compute::Compute;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::state::{Count, LayerState, State, StateLayout};
-use crate::weights::{Entry, Maker, Purpose, Staged, Tensors};
+use crate::weights::{Entry, Found, Maker, Purpose, Staged, Tensors};
 
 /// Sizes that every recurrence has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,15 +132,36 @@ pub trait Recurrent: Send + Sync {
     /// A segment that tokens are added to one after the other; the state stays as it is.
     fn open<'a>(&'a self, state: &State) -> Result<Box<dyn OpenSegment + 'a>>;
 
-    /// Takes the tensors of a plain backbone; what those do not have is drawn anew.
-    fn adopt(&self, tensors: &Tensors, _seed: u64) -> Result<()> {
-        let entries = self.entries();
-        let mut staged = Staged::default();
-        for entry in entries.iter().filter(|e| !e.of_memory) {
+    /// The tensors of the plain backbone under Hugging Face's names, without anything of the memory; `None` if there is no such backbone.
+    fn plain(&self) -> Result<Option<Vec<Found>>> {
+        Ok(None)
+    }
+
+    /// Every tensor of the model's file with the values that it has around a plain backbone: the backbone's, and of the memory those that the model
+    /// has. `each` hears them one after the other.
+    fn adopted(&self, tensors: &Tensors, _seed: u64, each: &mut dyn FnMut(&Entry<'_>, Vec<f32>) -> Result<()>) -> Result<()> {
+        for entry in self.entries() {
+            if entry.of_memory {
+                each(&entry, entry.export(&entry.param.value().to_f32_vec()?))?;
+                continue;
+            }
             let (name, shape, data) = tensors.weight(&entry.names().collect::<Vec<_>>())?;
             entry.expect_shape(tensors.path(), &name, &shape)?;
-            entry.import(&data, staged.values(entry.param));
+            each(&entry, data)?;
         }
+        Ok(())
+    }
+
+    /// Takes the tensors of a plain backbone; what those do not have is drawn anew.
+    fn adopt(&self, tensors: &Tensors, seed: u64) -> Result<()> {
+        let params = self.params();
+        let mut staged = Staged::default();
+        self.adopted(tensors, seed, &mut |entry, data| {
+            if let Some(param) = params.iter().find(|p| p.name() == entry.param.name()) {
+                entry.import(&data, staged.values(param));
+            }
+            Ok(())
+        })?;
         staged.set(self.compute().device())
     }
 

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Memory, Step};
 use crate::random::Random;
 use crate::state::{Count, LayerState, State, StateLayout};
-use crate::weights::{Entry, EntryList, Fill, Maker, Staged, Tensors};
+use crate::weights::{Entry, EntryList, Fill, Found, Maker, Tensors};
 
 /// Whether a `model_type` is a transformer's.
 pub(super) fn knows(model_type: &str) -> bool {
@@ -32,9 +32,11 @@ pub(super) fn build(config: &Config, make: &mut Maker) -> Result<Box<dyn Recurre
     let a = architecture.as_ref();
     let embedding = Embedding::new(make, a, around)?;
     // The authors take memory tokens from the embedding's spread.
-    let tokens = (around.after > 0).then(|| make.param("memory", &[around.after, a.width], Fill::Normal(a.init))).transpose()?;
+    let tokens = (around.after > 0)
+        .then(|| make.memory(|make| make.param("memory", &[around.after, a.width], Fill::Normal(a.init))))
+        .transpose()?;
     let blocks = Arc::new(Blocks::new(make, &architecture, config.segment_size + around.total())?);
-    let memory = config.memory.build(make, a)?;
+    let memory = make.memory(|make| config.memory.build(make, a))?;
     let head = Head::new(make, a)?;
     let compute = make.compute().clone();
     let backbone = Backbone { architecture, embedding, blocks, head };
@@ -208,29 +210,54 @@ impl Recurrent for Transformer {
         Ok(Box::new(Open { transformer: self, layers, carried, texts: state.texts() }))
     }
 
-    fn adopt(&self, tensors: &Tensors, seed: u64) -> Result<()> {
+    fn adopted(&self, tensors: &Tensors, seed: u64, each: &mut dyn FnMut(&Entry<'_>, Vec<f32>) -> Result<()>) -> Result<()> {
         let mut random = Random::new(seed ^ 0x6d65_6d6f_7279);
         let (entries, embedding) = (self.entries(), &self.backbone.embedding);
-        let mut staged = Staged::default();
+        let mut spread = 0.0;
         for entry in entries.iter().filter(|e| !e.of_memory) {
-            let (name, shape, data) = tensors.weight(&entry.names().collect::<Vec<_>>())?;
+            let (name, shape, mut data) = tensors.weight(&entry.names().collect::<Vec<_>>())?;
             let positions = embedding.positions.as_ref().is_some_and(|p| p.name() == entry.param.name());
             if positions && shape != entry.shape {
-                self.wrap_positions(tensors, &data, &shape, staged.values(entry.param), &mut random)?;
+                data = self.wrap_positions(tensors, &data, &shape, entry.shape.iter().product(), &mut random)?;
             } else {
                 entry.expect_shape(tensors.path(), &name, &shape)?;
-                entry.import(&data, staged.values(entry.param));
             }
+            if entry.param.name() == embedding.tokens.name() {
+                spread = deviation(&data);
+            }
+            each(entry, data)?;
         }
-        if let Some(tokens) = &self.tokens {
-            let deviation = deviation(staged.values(&embedding.tokens));
-            staged.values(tokens).iter_mut().for_each(|x| *x = (deviation * random.normal()) as f32);
+        for entry in entries.iter().filter(|e| e.of_memory) {
+            let learned = self.tokens.as_ref().is_some_and(|tokens| tokens.name() == entry.param.name());
+            let mut values = entry.export(&entry.param.value().to_f32_vec()?);
+            if learned {
+                values.iter_mut().for_each(|x| *x = (spread * random.normal()) as f32);
+            }
+            each(entry, values)?;
         }
-        staged.set(self.compute.device())
+        Ok(())
     }
 
     fn has_fixed_steps(&self) -> bool {
         self.memory.has_fixed_steps()
+    }
+
+    fn plain(&self) -> Result<Option<Vec<Found>>> {
+        let (cell, inside) = self.wrapping;
+        let (d, Around { before, after, wrapped }) = (self.sizes().width, self.around);
+        let mut tensors = Vec::new();
+        for entry in self.entries().iter().filter(|e| !e.of_memory) {
+            let name = entry.name.strip_prefix(cell).unwrap_or(&entry.name);
+            let name = if inside.is_empty() { name.to_string() } else { name.replacen(&format!(".{inside}"), ".", 1) };
+            let (mut shape, mut values) = (entry.shape.clone(), entry.export(&entry.param.value().to_f32_vec()?));
+            if wrapped && self.backbone.embedding.positions.as_ref().is_some_and(|p| p.name() == entry.param.name()) {
+                // Rows of memory tokens, before the others and after them.
+                shape[0] -= before + after;
+                values = values[before * d..][..shape[0] * d].to_vec();
+            }
+            tensors.push((self.family.head_name(name), shape, values));
+        }
+        Ok(Some(tensors))
     }
 }
 
@@ -241,18 +268,18 @@ impl Transformer {
         tensors: &Tensors,
         data: &[f32],
         shape: &[usize],
-        values: &mut [f32],
+        elements: usize,
         random: &mut Random,
-    ) -> Result<()> {
+    ) -> Result<Vec<f32>> {
         let (d, Around { before, wrapped, .. }) = (self.sizes().width, self.around);
         let around = if wrapped { self.around.total() } else { 0 };
-        if !wrapped || data.len() + around * d != values.len() {
-            let message = format!("the table of positions should be [{}, {d}], but is {shape:?}", values.len() / d - around);
+        if !wrapped || data.len() + around * d != elements {
+            let message = format!("the table of positions should be [{}, {d}], but is {shape:?}", elements / d - around);
             return Err(Error::file(tensors.path(), message));
         }
-        values.iter_mut().for_each(|x| *x = random.normal() as f32);
+        let mut values: Vec<f32> = (0..elements).map(|_| random.normal() as f32).collect();
         values[before * d..][..data.len()].copy_from_slice(data);
-        Ok(())
+        Ok(values)
     }
 }
 

@@ -1,12 +1,14 @@
 //! Text and tokens: the tokenizer, texts of any length as a stream of tokens, and books as sentences.
 
 mod border;
+mod pieces;
 mod prefetch;
 mod sentences;
 mod stream;
 mod tokenizer;
 mod vocabulary;
 
+pub use pieces::Pieces;
 pub use prefetch::{Counts, TokenPrefetch};
 pub use sentences::{Lines, sentences};
 pub use stream::{Piece, Source, TokenStream, TokenizerThreads};

@@ -1,7 +1,7 @@
 //! `tokenizer.json` of a model folder, as Hugging Face writes it.
 //!
 //! A text is turned into tokens as it stands: no special token is put before or after it, nothing is cut off and nothing is padded,
-//! whatever the file's settings for training were. Where a `vocabulary.json` lies beside it, tokens are numbered by that.
+//! whatever the file's settings for training were. Who reads a text from its start puts [`Tokenizer::begin_of_text`] before it. Where a `vocabulary.json` lies beside it, tokens are numbered by that.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -277,6 +277,18 @@ impl Tokenizer {
         }
     }
 
+    /// The token that texts begin with, where the file puts one before them, as Llama's does; `None` if it puts none, or several.
+    pub fn begin_of_text(&self) -> Option<i32> {
+        let with = broken_or(|| self.inner.encode_fast("a", true)).ok()?;
+        let without = broken_or(|| self.inner.encode_fast("a", false)).ok()?;
+        let before = with.get_ids().windows(without.len().max(1)).position(|ids| ids == without.get_ids())?;
+        let id = if before == 1 { with.get_ids()[0] } else { return None };
+        match &self.vocabulary {
+            None => i32::try_from(id).ok(),
+            Some(small) => small.number(id).ok(),
+        }
+    }
+
     /// The tokens of a text. An error of the tokenizer, as for a character that it has no token for, is passed on.
     pub fn encode(&self, text: &str) -> Result<Vec<i32>> {
         let encoding = broken_or(|| self.inner.encode_fast(text, false))?;
@@ -287,11 +299,13 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of a part of a text between two of its borders; `cut` says whether other text is before it.
+    /// The tokens of a part of a text between two of its borders; `cut` says whether other text is before it. A text begins with the
+    /// token that texts begin with.
     pub(super) fn encode_part(&self, part: &str, cut: bool) -> Result<Vec<i32>> {
         match self.joint {
             Joint::Drop if cut => self.encode(part.strip_prefix(' ').unwrap_or(part)),
-            _ => self.encode(part),
+            _ if cut => self.encode(part),
+            _ => Ok(self.begin_of_text().into_iter().chain(self.encode(part)?).collect()),
         }
     }
 

@@ -29,6 +29,11 @@ pub enum Purpose {
     Train,
     /// To be trained from scratch: drawn from this seed.
     TrainFresh(u64),
+    /// The memory's to be trained, the others in the type of the computation and nothing beside them; all zero until they are set.
+    TrainMemory,
+    /// To be written to a file beside a backbone's own: the memory's are those of [`Purpose::TrainFresh`], the others are never written or read
+    /// and take no memory.
+    Wrap(u64),
 }
 
 /// Makes parameters.
@@ -36,18 +41,31 @@ pub struct Maker {
     random: Option<Random>,
     purpose: Purpose,
     compute: Arc<Compute>,
+    /// What is asked for belongs to the memory.
+    of_memory: bool,
 }
 
 impl Maker {
     /// Parameters for a purpose.
     pub fn new(purpose: Purpose, compute: &Arc<Compute>) -> Self {
-        let random = if let Purpose::TrainFresh(seed) = purpose { Some(Random::new(seed)) } else { None };
-        Maker { random, purpose, compute: compute.clone() }
+        let random = match purpose {
+            Purpose::TrainFresh(seed) | Purpose::Wrap(seed) => Some(Random::new(seed)),
+            _ => None,
+        };
+        Maker { random, purpose, compute: compute.clone(), of_memory: false }
     }
 
     /// Where the parameters are, and what they compute in.
     pub fn compute(&self) -> &Arc<Compute> {
         &self.compute
+    }
+
+    /// Parameters that belong to the memory and not to the backbone.
+    pub fn memory<T>(&mut self, make: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        self.of_memory = true;
+        let made = make(self);
+        self.of_memory = false;
+        made
     }
 
     /// A parameter.
@@ -57,9 +75,18 @@ impl Maker {
         let Some(random) = &mut self.random else {
             return Ok(match self.purpose {
                 Purpose::Use => Param::frozen(name, &Tensor::zeros(shape, dtype, device)?, dtype)?,
+                Purpose::TrainMemory if !self.of_memory => Param::frozen(name, &Tensor::zeros(shape, dtype, device)?, dtype)?,
                 _ => Param::new(name, &Tensor::zeros(shape, DType::F32, device)?, dtype)?,
             });
         };
+        if matches!(self.purpose, Purpose::Wrap(_)) && !self.of_memory {
+            match fill {
+                Fill::Normal(_) => random.pass_over(n, 2),
+                Fill::Uniform(_) => random.pass_over(n, 1),
+                Fill::Value(_) => {}
+            }
+            return Ok(Param::frozen(name, &Tensor::uninit(shape, dtype, device)?, dtype)?);
+        }
         let data: Vec<f32> = match fill {
             Fill::Normal(deviation) => random.many(n, 2, |r| (deviation * r.normal()) as f32),
             Fill::Uniform(bound) => random.many(n, 1, |r| (bound * (2.0 * r.uniform() - 1.0)) as f32),

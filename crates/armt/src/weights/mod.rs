@@ -1,12 +1,14 @@
 //! Parameters and the tensors of files: how fresh ones are drawn, and which tensor of a file is which part of which parameter.
 
 mod entry;
+pub mod gguf;
+mod llama_cpp;
 mod maker;
 mod tensors;
 
 pub use entry::{Entry, EntryList, Layout};
 pub use maker::{Fill, Maker, Purpose};
-pub use tensors::{Found, Tensors, write};
+pub use tensors::{Found, Tensors, Writing, write};
 
 use armt_engine::{Device, Param, Tensor};
 

@@ -1,9 +1,9 @@
-//! Reading and writing safetensors: one file, or shards with an index. Headers are read when a file is opened, tensors when they are asked
+//! Reading and writing safetensors: one file, or shards with an index; and reading GGUF, under Hugging Face's names. Headers are read when a file is opened, tensors when they are asked
 //! for.
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,8 +13,10 @@ use half::{bf16, f16};
 use safetensors::tensor::{Dtype, Metadata, TensorView};
 use serde_json::Value;
 
+use super::gguf::{Gguf, Quantised};
+use super::llama_cpp::{self, Renamed};
 use crate::error::{Error, Result};
-use crate::files::{read_json, write_beside};
+use crate::files::{Beside, read_json, write_beside};
 
 /// A tensor of a file: name, shape, values as f32.
 pub type Found = (String, Vec<usize>, Vec<f32>);
@@ -23,9 +25,20 @@ pub type Found = (String, Vec<usize>, Vec<f32>);
 #[derive(Clone)]
 struct Place {
     file: usize,
-    dtype: Dtype,
+    stored: Stored,
     shape: Vec<usize>,
     bytes: Range<u64>,
+    /// Heads whose rows are kept in pairs, as llama.cpp rotates them.
+    paired: Option<usize>,
+}
+
+/// How a tensor's numbers are kept.
+#[derive(Clone, Copy)]
+enum Stored {
+    /// In a safetensors file.
+    Plain(Dtype),
+    /// In a GGUF file.
+    Blocks(Quantised),
 }
 
 /// The tensors of a model folder or of one file, looked up by name.
@@ -41,6 +54,15 @@ impl Tensors {
     pub fn open(path: &Path) -> Result<Self> {
         let mut index = HashMap::new();
         let mut files = Vec::new();
+        if path.is_file() && Gguf::is(path) {
+            let gguf = Gguf::open(path)?;
+            for Renamed { name, tensor, paired } in llama_cpp::names(&gguf)? {
+                let (stored, bytes) = (Stored::Blocks(tensor.kind), tensor.at..tensor.at + tensor.bytes);
+                index.insert(name, Place { file: 0, stored, shape: tensor.shape.clone(), bytes, paired });
+            }
+            files.push((path.to_path_buf(), Mutex::new(File::open(path).map_err(|e| Error::io(path, e))?)));
+            return Ok(Tensors { path: path.into(), files: Arc::new(files), index });
+        }
         for (i, name) in files_of(path)?.into_iter().enumerate() {
             files.push((name.clone(), Mutex::new(open(&name, i, &mut index)?)));
         }
@@ -82,11 +104,16 @@ impl Tensors {
         let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
         let read = file.seek(SeekFrom::Start(place.bytes.start)).and_then(|_| file.read_exact(&mut data));
         read.map_err(|source| Error::io(path, source))?;
-        let values = match place.dtype {
-            Dtype::F32 => data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-            Dtype::BF16 => data.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
-            Dtype::F16 => data.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
-            other => return Err(Error::file(path, format!("{name} should be f32, bf16 or f16, but is {other:?}"))),
+        let values = match place.stored {
+            Stored::Blocks(kind) => kind.values(&data),
+            Stored::Plain(Dtype::F32) => data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+            Stored::Plain(Dtype::BF16) => data.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
+            Stored::Plain(Dtype::F16) => data.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
+            Stored::Plain(other) => return Err(Error::file(path, format!("{name} should be f32, bf16 or f16, but is {other:?}"))),
+        };
+        let values = match place.paired {
+            Some(heads) => llama_cpp::unpaired(&values, place.shape[0], heads),
+            None => values,
         };
         Ok((name.clone(), place.shape.clone(), values))
     }
@@ -144,7 +171,8 @@ fn open(path: &Path, number: usize, index: &mut HashMap<String, Place>) -> Resul
             return Err(refuse(format!("{name} of shape {:?} does not have its {from} to {to} bytes", info.shape)));
         }
         spans.push((from, to));
-        index.insert(name, Place { file: number, dtype: info.dtype, shape: info.shape.clone(), bytes: begin + from..begin + to });
+        let (stored, bytes) = (Stored::Plain(info.dtype), begin + from..begin + to);
+        index.insert(name, Place { file: number, stored, shape: info.shape.clone(), bytes, paired: None });
     }
     spans.sort_unstable();
     let end = spans.into_iter().try_fold(0, |end, (from, to)| (from == end).then_some(to));
@@ -174,4 +202,58 @@ pub fn write(path: &Path, tensors: &[Found], dtype: DType, metadata: HashMap<Str
         .collect::<Result<Vec<_>>>()?;
     let file = safetensors::serialize(views, Some(metadata)).map_err(|e| Error::file(path, e))?;
     write_beside(path, &file)
+}
+
+/// A safetensors file that is written tensor by tensor, in any order, without keeping any.
+pub struct Writing {
+    beside: Beside,
+    path: PathBuf,
+    places: HashMap<String, (u64, usize)>,
+    dtype: DType,
+}
+
+impl Writing {
+    /// Begins a file of tensors of these names and shapes, in f32 or bf16.
+    pub fn create(path: &Path, tensors: &[(String, Vec<usize>)], dtype: DType) -> Result<Self> {
+        let (name, size) = if dtype == DType::BF16 { ("BF16", 2) } else { ("F32", 4) };
+        let mut header = serde_json::Map::from_iter([("__metadata__".to_string(), serde_json::json!({"format": "pt"}))]);
+        let (mut places, mut at) = (HashMap::new(), 0u64);
+        for (tensor, shape) in tensors {
+            let elements: usize = shape.iter().product();
+            let end = at + (elements * size) as u64;
+            header.insert(tensor.clone(), serde_json::json!({"dtype": name, "shape": shape, "data_offsets": [at, end]}));
+            places.insert(tensor.clone(), (at, elements));
+            at = end;
+        }
+        let mut text = Value::Object(header).to_string().into_bytes();
+        // Tensors begin at a multiple of 8.
+        text.resize(text.len().next_multiple_of(8), b' ');
+        let begin = 8 + text.len() as u64;
+        places.values_mut().for_each(|(at, _)| *at += begin);
+        let mut beside = Beside::create(path)?;
+        let head = [(text.len() as u64).to_le_bytes().to_vec(), text].concat();
+        beside.file().write_all(&head).and_then(|()| beside.file().set_len(begin + at)).map_err(|e| Error::io(path, e))?;
+        Ok(Writing { beside, path: path.into(), places, dtype })
+    }
+
+    /// Writes one of the tensors. A name that was not said, or another number of values, is an error.
+    pub fn put(&mut self, name: &str, values: &[f32]) -> Result<()> {
+        let known = self.places.remove(name).filter(|(_, elements)| *elements == values.len());
+        let (at, _) =
+            known.ok_or_else(|| Error::file(&self.path, format!("{name} of {} values is none of its tensors", values.len())))?;
+        let bytes: Vec<u8> = match self.dtype {
+            DType::BF16 => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+            _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        };
+        let file = self.beside.file();
+        file.seek(SeekFrom::Start(at)).and_then(|_| file.write_all(&bytes)).map_err(|e| Error::io(&self.path, e))
+    }
+
+    /// Puts the file into its place. One that lacks a tensor is not written.
+    pub fn finish(self) -> Result<()> {
+        match self.places.keys().next() {
+            Some(name) => Err(Error::file(&self.path, format!("not written: it lacks {name}"))),
+            None => self.beside.finish(),
+        }
+    }
 }

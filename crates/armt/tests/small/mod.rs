@@ -13,7 +13,7 @@ use armt::state::Count;
 use serde_json::{Value, json};
 
 pub const VOCAB: usize = 23;
-pub const FAMILIES: [&str; 4] = ["gpt2", "gpt_neox", "gpt_neox serial", "llama"];
+pub const FAMILIES: [&str; 7] = ["gpt2", "gpt_neox", "gpt_neox serial", "llama", "mistral", "qwen2", "qwen3"];
 
 /// A Hugging Face configuration of a small backbone.
 pub fn backbone(family: &str, layers: usize) -> Value {
@@ -25,6 +25,11 @@ pub fn backbone(family: &str, layers: usize) -> Value {
             "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": true,
             "rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
             "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}),
+        "mistral" | "qwen2" | "qwen3" => {
+            json!({"model_type": family, "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 24,
+            "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "sliding_window": 64,
+            "tie_word_embeddings": family == "qwen2"})
+        }
         _ => json!({"model_type": "gpt_neox", "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 20,
             "num_hidden_layers": layers, "num_attention_heads": 2, "max_position_embeddings": 64, "rotary_pct": 0.5,
             "use_parallel_residual": family == "gpt_neox"}),

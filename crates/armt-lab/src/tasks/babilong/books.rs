@@ -152,7 +152,7 @@ impl Book {
 
 /// A reading of books, sentence by sentence without end. Its clone reads the same.
 #[derive(Clone)]
-pub(super) struct Reading {
+pub(in crate::tasks) struct Reading {
     books: Arc<Books>,
     random: Random,
     book: Arc<Book>,

@@ -14,6 +14,7 @@ mod context;
 mod form;
 pub mod given;
 pub mod json;
+mod lessons;
 mod places;
 mod stories;
 mod training;
@@ -29,13 +30,16 @@ use serde::{Deserialize, Serialize};
 pub use self::books::Books;
 pub use self::context::{Context, Piece};
 pub use self::form::Form;
+pub(super) use self::lessons::tokenizer;
+pub use self::lessons::{BabilongLessons, SETTING};
 pub use self::places::{Data, carry_data, find_data};
 pub use self::stories::Stories;
 pub use self::training::BabilongTraining;
 pub use self::vocabulary::vocabulary;
 
-use self::books::Reading;
+pub(super) use self::books::Reading;
 use crate::error::{Error, Result};
+use crate::tasks::asked::Prompt;
 use crate::tasks::babi;
 use armt::random::Random;
 use armt::text::{END_OF_TEXT, Tokenizer};
@@ -118,15 +122,6 @@ pub struct Babilong {
     known: RwLock<HashMap<String, Arc<[i32]>>>,
     ask: i32,
     end: i32,
-}
-
-/// A question as tokens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prompt {
-    /// The question and GEN.
-    pub question: Vec<i32>,
-    /// The answer and EOS.
-    pub answer: Vec<i32>,
 }
 
 /// A story among books: where the context starts and where its facts go, not the context itself.

@@ -20,12 +20,11 @@ use std::sync::Arc;
 
 use armt::engine::machine::expect_room;
 use armt::random::Random;
-use armt::recurrence::Targets;
-use armt::segment::Batch;
 
-use super::{Babilong, Form, Gaps, Length, Prompt};
+use super::{Babilong, Form, Gaps, Length};
 use crate::error::{Error, Result};
 use crate::tasks::TaskBatch;
+use crate::tasks::asked::{Prompt, Text};
 use crate::tasks::babi::{Question, Sample, Task, distract, simulate};
 use crate::tasks::training::{TrainingTask, some_of};
 
@@ -95,7 +94,7 @@ impl TrainingTask for BabilongTraining {
         self.texts(self.batch, segments, 1 + random.below(self.questions), random)
     }
 
-    fn validation(&self, texts: usize, random: &mut Random) -> Result<TaskBatch> {
+    fn validation(&self, _from: usize, texts: usize, random: &mut Random) -> Result<TaskBatch> {
         self.texts(texts, self.segments, 1, random)
     }
 }
@@ -104,44 +103,6 @@ impl TrainingTask for BabilongTraining {
 fn repeats_a_fact(question: &Question, facts: &[String]) -> bool {
     let said = question.text.strip_prefix("What is ").and_then(|text| text.strip_suffix('?'));
     said.is_some_and(|said| facts.iter().any(|fact| fact.contains(said)))
-}
-
-/// A text and what its positions should predict.
-#[derive(Default)]
-struct Text {
-    ids: Vec<i32>,
-    next: Vec<i32>,
-}
-
-impl Text {
-    fn tell(&mut self, tokens: impl IntoIterator<Item = i32>) {
-        self.ids.extend(tokens);
-        self.next.resize(self.ids.len(), -1);
-    }
-
-    /// A question and its answer, which is predicted from GEN on.
-    fn ask(&mut self, prompt: &Prompt) {
-        self.tell(prompt.question.iter().copied());
-        if let Some(before) = self.next.last_mut() {
-            *before = prompt.answer[0];
-        }
-        for (i, token) in prompt.answer.iter().enumerate() {
-            self.ids.push(*token);
-            self.next.push(prompt.answer.get(i + 1).copied().unwrap_or(-1));
-        }
-    }
-
-    /// Fills the last segment up.
-    fn fill(&mut self, segment: usize, token: i32) {
-        self.fill_to(self.ids.len().next_multiple_of(segment), token);
-    }
-
-    /// Fills up to a length; a text that is longer stays as it is.
-    fn fill_to(&mut self, length: usize, token: i32) {
-        let length = length.max(self.ids.len());
-        self.ids.resize(length, token);
-        self.next.resize(length, -1);
-    }
 }
 
 impl BabilongTraining {
@@ -196,10 +157,7 @@ impl BabilongTraining {
                 false => self.hidden_text(if alone { None } else { Some(segments) }, questions, random)?,
             });
         }
-        let length = made.iter().map(|text| text.ids.len()).max().unwrap_or_default();
-        made.iter_mut().for_each(|text| text.fill(length.max(1), self.end_token()));
-        let (ids, next) = (made.iter().flat_map(|t| t.ids.clone()).collect(), made.iter().flat_map(|t| t.next.clone()).collect());
-        Ok(TaskBatch { batch: Batch { ids, texts, mask: None }, targets: Targets { next } })
+        Ok(TaskBatch::of(made, self.end_token()))
     }
 
     /// A story of up to `most` facts that answers something, and what it is asked, in this order.

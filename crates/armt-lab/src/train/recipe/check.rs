@@ -1,19 +1,25 @@
 //! What a recipe must fulfil beyond its form. A mistake is named with its stage, line and key.
 
 use super::source::Source;
-use super::{EvalRecipe, ModelRecipe, Recipe, Stage, TaskKind};
+use super::{EvalRecipe, ModelRecipe, Only, Recipe, Stage};
 use crate::error::{Error, Result};
-use crate::tasks::retrieval::{EOS, Retrieval, Setting, VOCAB};
+
+/// A vocabulary to check the shape of a fresh model with, before the task's own is known.
+const TOKENS: usize = 2;
 
 impl Recipe {
     /// Refuses what cannot be trained, with the place of the key in what the recipe was read from.
     pub(super) fn check(&self, source: &Source) -> Result<()> {
         self.check_sections(&|path, reason| source.error(path, "", reason))?;
-        let symbols = Retrieval { setting: Setting::Remember, key_size: 1, value_size: 1, symbols: self.task.symbols };
-        symbols.check_symbols().map_err(|e| source.error("task.symbols", "task", e))?;
+        self.check_task().map_err(|e| match &e {
+            Error::Config { key, .. } if key.starts_with("task.") => source.error(&key.clone(), "", e),
+            Error::Config { key, .. } => source.error(&format!("task.{key}"), "task", e),
+            _ => source.error("task", "task", e),
+        })?;
         for (i, stage) in self.stages.iter().enumerate() {
             let number = i + 1;
-            self.check_stage(stage).map_err(|e| source.error(&format!("stage.{number}"), &format!("stage {number}"), e))?;
+            let checked = self.check_stage(i, stage);
+            checked.map_err(|e| source.error(&format!("stage.{number}"), &format!("stage {number}"), e))?;
         }
         Ok(())
     }
@@ -58,54 +64,27 @@ impl Recipe {
         if every == 0 || samples == 0 || batch == 0 {
             return refuse("eval", "every, samples and batch of at least 1", &"0");
         }
-        match (&self.model, self.task.vocabulary) {
-            (ModelRecipe::Fresh(_), _) if self.memory.is_none() => {
-                return refuse("memory", "a section [memory]", &"none");
-            }
-            (ModelRecipe::From(_), Some(size)) => {
-                let expected = "no such key with model.from, whose model has its own";
-                return refuse("task.vocabulary", expected, &size);
-            }
-            _ => {}
+        if matches!(self.model, ModelRecipe::Fresh(_)) && self.train.only == Only::Memory {
+            return refuse("train.only", "all, or model.from with weights that stay as they are", &"memory");
         }
-        if self.task.setting == TaskKind::Babilong {
-            self.stories().map_err(|e| at("task.stories", e))?;
-            self.forms().map_err(|e| at("task.forms", e))?;
+        if matches!(self.model, ModelRecipe::Fresh(_)) && self.memory.is_none() {
+            return refuse("memory", "a section [memory]", &"none");
         }
         Ok(())
     }
 
-    fn check_stage(&self, stage: &Stage) -> Result<()> {
-        let of_retrieval = [("pairs", stage.pairs), ("key_size", stage.key_size), ("symbols", stage.symbols)];
-        let of_babilong = [("segment", stage.segment), ("segments", stage.segments), ("facts", stage.facts)];
-        let (own, foreign) = match self.task.setting {
-            TaskKind::Babilong => (of_babilong, of_retrieval),
-            TaskKind::Remember | TaskKind::Rewrite => (of_retrieval, of_babilong),
-        };
-        if let Some((key, value)) = foreign.iter().find_map(|(key, value)| value.map(|v| (key, v))) {
-            return Err(Error::config(key, &format!("no such key with {:?}", self.task.setting), value));
+    fn check_task(&self) -> Result<()> {
+        if matches!(self.model, ModelRecipe::From(_)) {
+            self.lessons.check_for_folder()?;
         }
-        let ways = [
-            ("aligned", stage.aligned),
-            ("direct", stage.direct),
-            ("alone", stage.alone != 0.0),
-            ("clusters", stage.clusters != 0.0),
-            ("distract", stage.distract != 0),
-        ];
-        if let Some((key, _)) = ways.iter().find(|(_, on)| *on && self.task.setting != TaskKind::Babilong) {
-            return Err(Error::config(key, &format!("no such key with {:?}", self.task.setting), true));
+        self.lessons.check()
+    }
+
+    fn check_stage(&self, number: usize, stage: &Stage) -> Result<()> {
+        if !(0.0..=1.0).contains(&stage.carry) {
+            return Err(Error::config("carry", "a share from 0 to 1", stage.carry));
         }
-        let shares = [("carry", stage.carry), ("alone", stage.alone), ("clusters", stage.clusters)];
-        if let Some((key, share)) = shares.into_iter().find(|(_, share)| !(0.0..=1.0).contains(share)) {
-            return Err(Error::config(key, "a share from 0 to 1", share));
-        }
-        let needed: &[&str] = if self.task.setting == TaskKind::Babilong { &["segment", "segments"] } else { &["pairs"] };
-        if let Some((key, _)) = own.iter().find(|(key, value)| needed.contains(key) && value.is_none()) {
-            return Err(Error::config(key, "a number", "none"));
-        }
-        let common = [("questions", stage.questions), ("batch", stage.batch), ("accumulate", stage.accumulate)];
-        let given = own.iter().filter_map(|(key, value)| value.map(|v| (*key, v)));
-        if let Some((key, _)) = given.chain(common).find(|(key, value)| *value == 0 && *key != "symbols") {
+        if let Some((key, _)) = [("batch", stage.batch), ("accumulate", stage.accumulate)].iter().find(|(_, value)| *value == 0) {
             return Err(Error::config(key, "at least 1", 0));
         }
         if stage.steps == 0 {
@@ -127,14 +106,11 @@ impl Recipe {
         if stage.carry > 0.0 && self.memory.as_ref().is_some_and(|m| m.kind() != "associative") {
             return Err(Error::config("carry", "0 with a memory that is not associative", stage.carry));
         }
-        if self.task.setting != TaskKind::Babilong {
-            let (task, pairs) = self.retrieval(stage)?;
-            task.check(pairs)?;
-            task.expect_room(pairs, stage.questions, stage.batch)?;
-            task.expect_room(pairs, 1, self.eval.batch.min(self.eval.samples))?;
+        if let Some(sizes) = self.sizes(number) {
+            self.lessons.check_stage(number, sizes)?;
         }
         match self.model {
-            ModelRecipe::Fresh(_) => armt::recurrence::check(&self.config(stage, &self.fresh(VOCAB, EOS)?))?,
+            ModelRecipe::Fresh(_) => armt::recurrence::check(&self.config(number, &self.fresh(TOKENS, 0)?))?,
             // Of a folder nothing is known before it is opened.
             ModelRecipe::From(_) => {}
         }

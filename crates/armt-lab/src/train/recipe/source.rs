@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use armt::files::read_text;
-use serde::de::DeserializeOwned;
 use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
@@ -159,10 +158,38 @@ impl Source {
         Ok(())
     }
 
-    /// The recipe itself. What does not fit its keys is an error with the file and line of the key.
-    pub fn read<T: DeserializeOwned>(&self) -> Result<T> {
-        let text = toml::to_string(&self.table).map_err(|e| Error::Toml(e.to_string()))?;
-        toml::from_str(&text).map_err(|e| {
+    /// What every recipe has, with `stage_keys` of each stage, and the rest, which is its task's: `[task]`, and the other keys of each stage.
+    pub fn split(&self, stage_keys: &[&str]) -> (Table, Table) {
+        let (mut shared, mut own) = (self.table.clone(), Table::new());
+        own.insert("task".into(), shared.remove("task").unwrap_or_else(|| Table::new().into()));
+        if let Some(Value::Array(stages)) = shared.get_mut("stage") {
+            let split = stages.iter_mut().map(|stage| match stage {
+                Value::Table(stage) => {
+                    let (common, rest) = std::mem::take(stage).into_iter().partition(|(key, _)| stage_keys.contains(&key.as_str()));
+                    *stage = common;
+                    Value::Table(rest)
+                }
+                other => other.clone(),
+            });
+            own.insert("stage".into(), split.collect::<Vec<_>>().into());
+        }
+        (shared, own)
+    }
+
+    /// The text of a key that there must be.
+    pub fn text(&self, path: &str) -> Result<String> {
+        let found = path.split('.').try_fold(None::<&Value>, |above, key| match above {
+            None => self.table.get(key).map(Some),
+            Some(above) => above.get(key).map(Some),
+        });
+        let text = found.flatten().and_then(Value::as_str);
+        text.map(String::from).ok_or_else(|| self.error(path, "", Error::config(path, "a name", "none")))
+    }
+
+    /// A part of the recipe. What does not fit its keys is an error with the file and line of the key.
+    pub fn read<T>(&self, part: &Table, parse: impl FnOnce(&str) -> Result<T, toml::de::Error>) -> Result<T> {
+        let text = toml::to_string(part).map_err(|e| Error::Toml(e.to_string()))?;
+        parse(&text).map_err(|e| {
             let mut path = String::new();
             if let (Some(span), Ok(table)) = (e.span(), DeTable::parse(&text)) {
                 let mut best = usize::MAX;
@@ -173,7 +200,11 @@ impl Source {
                     }
                 });
             }
-            self.error(&path, &path, Error::Toml(e.message().into()))
+            let mut message = e.message().to_string();
+            if message.starts_with("unknown field") && path.starts_with("stage.") {
+                message += &format!("; every stage also has {}", super::Stage::KEYS.join(", "));
+            }
+            self.error(&path, &path, Error::Toml(message))
         })
     }
 

@@ -2,7 +2,13 @@ use armt::memory::{Associative, Rmt};
 use serde_json::json;
 
 use super::*;
-use crate::tasks::retrieval::{EOS, VOCAB};
+use crate::tasks::babi::Task;
+use crate::tasks::babilong::BabilongLessons;
+use crate::tasks::retrieval::{EOS, RetrievalLessons, VOCAB};
+
+fn stories(recipe: &Recipe) -> Vec<Task> {
+    recipe.lessons_of::<BabilongLessons>().unwrap().stories().unwrap()
+}
 
 const RECIPE: &str = r#"
 seed = 3
@@ -66,7 +72,7 @@ fn a_recipe_has_the_papers_defaults() {
     let r = Recipe::parse(RECIPE, &[]).unwrap();
     assert!(matches!(r.model, ModelRecipe::Fresh(shape) if (shape.layers, shape.width) == (4, 128)));
     assert_eq!((r.optimizer.lr, r.seed), (3e-4, 3));
-    let config = r.config(&r.stages[1], &r.fresh(VOCAB, EOS).unwrap());
+    let config = r.config(1, &r.fresh(VOCAB, EOS).unwrap());
     assert_eq!(config.segment_size, 5);
     assert!(armt::recurrence::check(&config).is_ok());
 }
@@ -83,7 +89,8 @@ fn mistakes_are_named_with_their_line_and_key() {
     let rmt = RECIPE.replace("associative", "rmt").replace("d_mem = 32\n", "");
     refused(&format!("{rmt}carry = 0.5"), &["stage 2 (line 12)", "carry", "not associative"]);
     refused(&RECIPE.replace("setting = \"remember\"", "setting = \"forget\""), &["forget"]);
-    refused("seed = 1", &["task"]);
+    refused("seed = 1", &["stage"]);
+    refused(&RECIPE.replace("setting = \"remember\"", ""), &["task.setting", "none"]);
     refused(&RECIPE.replace("[memory]\nkind = \"associative\"\ntokens = 4\nd_mem = 32\n", ""), &["memory: expected", "none"]);
     refused(&RECIPE.replace("[memory]", "symbols = 101\n[memory]"), &["task (line 5)", "symbols: expected 2 to 100", "101"]);
     refused(&format!("{RECIPE}symbols = 1"), &["stage 2 (line 13)", "symbols: expected 2 to 100", "got 1"]);
@@ -98,38 +105,38 @@ fn stages_have_the_keys_of_their_task_and_no_others() {
         .replace("pairs = 2\n", "segment = 16\nsegments = 2\n")
         .replace("pairs = 20\nkey_size = 2", "segment = 512\nsegments = 8\nfacts = 4\naligned = true");
     let r = Recipe::parse(&babilong, &[]).unwrap();
-    let config = r.config(&r.stages[1], &r.fresh(1000, 3).unwrap());
+    let config = r.config(1, &r.fresh(1000, 3).unwrap());
     assert_eq!(
-        (config.segment_size, &config.backbone["vocab_size"], r.stories().unwrap()),
+        (config.segment_size, &config.backbone["vocab_size"], stories(&r)),
         (512, &json!(1000), vec![Task::new(1).unwrap()])
     );
-    refused(&format!("{babilong}pairs = 3"), &["stage 2 (line 14)", "pairs: expected no such key with Babilong"]);
-    refused(&babilong.replace("segments = 8\n", ""), &["stage 2", "segments: expected a number"]);
+    refused(&format!("{babilong}pairs = 3"), &["stage.2.pairs (line 21)", "unknown field `pairs`"]);
+    refused(&babilong.replace("segments = 8\n", ""), &["stage.2 (line 14)", "missing field `segments`"]);
     let of = |stories: &str| babilong.replace("[memory]", &format!("stories = {stories}\n[memory]"));
     refused(&of("\"qa7\""), &["line 5", "qa1 to qa5", "qa7"]);
     refused(&of("[\"qa1\", \"qa6\"]"), &["line 5", "qa1 to qa5", "qa6"]);
     refused(&of("[]"), &["task.stories", "at least one task"]);
     refused(&of("1"), &["task.stories", "a name, or a list of names"]);
-    let several = Recipe::parse(&of("[\"qa2\", \"qa4\"]"), &[]).unwrap().stories().unwrap();
+    let several = stories(&Recipe::parse(&of("[\"qa2\", \"qa4\"]"), &[]).unwrap());
     assert_eq!(several, [2, 4].map(|n| Task::new(n).unwrap()));
     refused(&babilong.replace("[memory]", "forms = [\"now\", \"old\"]\n[memory]"), &["old"]);
     refused(&babilong.replace("[memory]", "forms = []\n[memory]"), &["line 5", "task.forms", "at least one form"]);
     for key in ["alone = 0.5", "clusters = 0.5", "distract = 3"] {
         assert!(Recipe::parse(&format!("{babilong}{key}"), &[]).is_ok(), "{key}");
-        refused(&format!("{RECIPE}{key}"), &["stage 2 (line 13)", "expected no such key with Remember"]);
+        refused(&format!("{RECIPE}{key}"), &["(line 18)", "unknown field"]);
     }
     refused(&format!("{babilong}alone = 1.5"), &["stage 2 (line 14)", "alone", "from 0 to 1"]);
-    refused(&format!("{RECIPE}segment = 3"), &["stage 2 (line 13)", "segment: expected no such key with Remember"]);
-    refused(&format!("{RECIPE}aligned = true"), &["stage 2 (line 13)", "aligned: expected no such key with Remember"]);
-    refused(&format!("{RECIPE}direct = true"), &["stage 2 (line 13)", "direct: expected no such key with Remember"]);
-    refused(&RECIPE.replace("pairs = 2\n", ""), &["stage 1", "pairs: expected a number"]);
+    refused(&format!("{RECIPE}segment = 3"), &["stage.2.segment (line 18)", "unknown field `segment`"]);
+    refused(&format!("{RECIPE}aligned = true"), &["stage.2.aligned (line 18)", "unknown field `aligned`"]);
+    refused(&format!("{RECIPE}direct = true"), &["stage.2.direct (line 18)", "unknown field `direct`"]);
+    refused(&RECIPE.replace("pairs = 2\n", ""), &["stage.1 (line 9)", "missing field `pairs`"]);
 }
 
 #[test]
 fn a_task_has_the_authors_symbols_or_its_own() {
     let symbols = |text: &str, changes: &[String]| {
         let r = Recipe::parse(text, changes).unwrap();
-        r.retrieval(&r.stages[1]).unwrap().0.symbols
+        r.lessons_of::<RetrievalLessons>().unwrap().stage(1).unwrap().0.symbols
     };
     assert_eq!(symbols(RECIPE, &[]), 16);
     assert_eq!(symbols(&RECIPE.replace("[memory]", "symbols = 32\n[memory]"), &[]), 32);
@@ -150,7 +157,8 @@ fn a_model_has_a_shape_or_comes_from_a_folder() {
     refused(&with("from = \"folder\"\nwidth = 64"), &["line 1", "model.width: expected no such key beside from", "got 64"]);
     refused(&with("from = \"folder\"\ntied = true"), &["model.tied", "got true"]);
     refused(&with("widht = 64"), &["line 2", "widht"]);
-    refused(&with("from = \"folder\"").replace("[memory]", "vocabulary = 500\n[memory]"), &["task.vocabulary", "model.from"]);
+    let babilong = "[task]\nsetting = \"babilong\"\nvocabulary = 500\n[model]\nfrom = \"folder\"\n[[stage]]\nsegment = 4\nsegments = 2\nbatch = 1\nsteps = 1";
+    refused(babilong, &["line 3", "task.vocabulary", "model.from"]);
 }
 
 #[test]
@@ -167,7 +175,7 @@ fn single_values_can_be_changed() {
     let changes = ["optimizer.lr=1e-3", "seed=9", "stage.2.steps=7", "memory.correction=false"].map(String::from);
     let r = Recipe::parse(RECIPE, &changes).unwrap();
     assert_eq!((r.optimizer.lr, r.seed, r.stages[1].steps), (1e-3, 9, 7));
-    assert!(!r.memory.unwrap().get::<Associative>().unwrap().correction);
+    assert!(!r.memory.as_ref().unwrap().get::<Associative>().unwrap().correction);
     for bad in ["seed", "stage.5.steps=1", "optimizer.speed=1"] {
         assert!(Recipe::parse(RECIPE, &[bad.into()]).is_err(), "{bad}");
     }
@@ -212,8 +220,13 @@ fn a_recipe_that_extends_another_has_its_keys_over_the_others() {
     assert!(!memory.correction && memory.d_mem == 32);
     let grandchild = load("grandchild.toml");
     assert_eq!((grandchild.seed, grandchild.stages.len()), (8, 1));
-    assert!(grandchild.memory.unwrap().get::<Rmt>().unwrap().tokens == 8, "another kind takes nothing of the other's section");
-    assert_eq!(load("other.toml").stages.iter().map(|s| s.pairs).collect::<Vec<_>>(), [Some(5)]);
+    assert!(
+        grandchild.memory.as_ref().unwrap().get::<Rmt>().unwrap().tokens == 8,
+        "another kind takes nothing of the other's section"
+    );
+    let other = load("other.toml");
+    let pairs = (0..2).map(|i| other.lessons_of::<RetrievalLessons>().unwrap().stage(i).map(|(_, pairs)| pairs));
+    assert_eq!(pairs.collect::<Vec<_>>(), [Some(5), None]);
     let changed = Recipe::load(&folder.path().join("child.toml"), &["stage.2.steps=9".into()]).unwrap();
     assert_eq!(changed.stages[1].steps, 9);
 }
@@ -271,6 +284,6 @@ steps = 10
 until = 2.0
 "#;
     let r = Recipe::parse(old, &[]).unwrap();
-    assert_eq!((r.stories().unwrap(), r.stages[0].until), (vec![Task::new(2).unwrap()], Until::Never));
+    assert_eq!((stories(&r), r.stages[0].until), (vec![Task::new(2).unwrap()], Until::Never));
     assert!(Recipe::parse(old, &["task.question=qa9".into()]).is_err());
 }

@@ -43,6 +43,9 @@ fn architecture(r: &Fields<'_>) -> Result<Architecture> {
         parallel: false,
         tied: r.flag_or("tie_word_embeddings", true)?,
         attention_bias: true,
+        output_bias: true,
+        head_norms: false,
+        sliding_window: None,
         mlp_bias: true,
         init: r.number_or("initializer_range", 0.02)?,
     })

@@ -7,7 +7,7 @@ use super::fields::{Fields, gelu_of, heads_of, rotary_of};
 use super::{Family, POSITIONS, Shape, columns, linear, norm};
 use crate::backbone::architecture::{Architecture, Norm, Positions};
 use crate::backbone::block::BlockWeights;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::weights::{EntryList, Layout};
 
 pub(super) const FAMILY: Family = Family {
@@ -24,15 +24,6 @@ pub(super) const FAMILY: Family = Family {
 fn architecture(r: &Fields<'_>) -> Result<Architecture> {
     let (width, heads) = (r.size("hidden_size")?, r.size("num_attention_heads")?);
     let heads = heads_of(width, heads, heads, None)?;
-    // Older files have rotary_pct and rotary_emb_base, newer ones rope_parameters.
-    let rope = Fields(r.get("rope_parameters").unwrap_or(&Value::Null));
-    match rope.text_or("rope_type", "default")? {
-        "default" => {}
-        other => return Err(Error::config("rope_parameters.rope_type", "default", other)),
-    }
-    let share = rope.number_or("partial_rotary_factor", r.number_or("rotary_pct", 0.25)?)?;
-    let theta = rope.number_or("rope_theta", r.number_or("rotary_emb_base", 10_000.0)?)?;
-    let dims = (heads.size as f64 * share) as usize;
     Ok(Architecture {
         vocab: r.size("vocab_size")?,
         width,
@@ -41,11 +32,14 @@ fn architecture(r: &Fields<'_>) -> Result<Architecture> {
         inner: r.size("intermediate_size")?,
         norm: Norm::Layer,
         eps: r.number_or("layer_norm_eps", 1e-5)? as f32,
-        positions: Positions::Rotary(rotary_of(theta, dims, heads.size, None)?),
+        positions: Positions::Rotary(rotary_of(r, heads.size, 0.25)?),
         mlp: gelu_of("hidden_act", r.text_or("hidden_act", "gelu")?)?,
         parallel: r.flag_or("use_parallel_residual", true)?,
         tied: r.flag_or("tie_word_embeddings", false)?,
         attention_bias: r.flag_or("attention_bias", true)?,
+        output_bias: r.flag_or("attention_bias", true)?,
+        head_norms: false,
+        sliding_window: None,
         mlp_bias: true,
         init: r.number_or("initializer_range", 0.02)?,
     })

@@ -5,6 +5,9 @@ mod fields;
 mod gpt2;
 mod gpt_neox;
 mod llama;
+mod mistral;
+mod qwen2;
+mod qwen3;
 
 use std::ops::Range;
 
@@ -18,7 +21,8 @@ use crate::error::{Error, Result};
 use crate::weights::{EntryList, Layout};
 
 /// Every family there is.
-pub static FAMILIES: &[&Family] = &[&gpt2::FAMILY, &gpt_neox::FAMILY, &llama::FAMILY];
+pub static FAMILIES: &[&Family] =
+    &[&gpt2::FAMILY, &gpt_neox::FAMILY, &llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY];
 
 /// The sizes of a backbone that is made from scratch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -116,6 +120,13 @@ impl Family {
         if let Some(table) = &backbone.head.table {
             list.whole(format!("{prefix}lm_head.weight"), table);
         }
+    }
+}
+
+impl Family {
+    /// A tensor's name as Hugging Face has it: GPT-NeoX calls its head by another than the authors' files.
+    pub fn head_name(&self, name: String) -> String {
+        if self.model_type == "gpt_neox" && name == "lm_head.weight" { "embed_out.weight".into() } else { name }
     }
 }
 

@@ -1,0 +1,129 @@
+//! Questions: what a model that has read a context answers.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use anyhow::{Result, bail};
+use armt::text::Tokenizer;
+use armt_lab::eval::qa::{Qa, Report, count, judge};
+use armt_lab::tasks::babilong::{Books, Length};
+use armt_lab::tasks::qa::{Fields, Hiding, read};
+use armt_lab::tasks::words::Words;
+use clap::Args;
+
+use super::{EvalArgs, first_given};
+use crate::train::stop_on_signals;
+
+#[derive(Args)]
+#[command(next_help_heading = "Options of qa")]
+pub struct QaArgs {
+    /// Questions to judge on: .jsonl files (also .gz and .zst), folders and patterns.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    qa: Vec<String>,
+    #[command(flatten)]
+    fields: FieldArgs,
+    /// Folder of .txt files whose sentences contexts are hidden among, for lengths above 0k.
+    #[arg(long, value_name = "DIR")]
+    distract: Option<PathBuf>,
+    /// Tokens that contexts are brought to by other text, as 0k,4k,16k; 0k, as they are, if not given.
+    #[arg(long, value_name = "LENGTH,..", value_delimiter = ',')]
+    hidden_in: Vec<Length>,
+}
+
+/// Names of the fields of a row.
+#[derive(Args)]
+pub struct FieldArgs {
+    /// Field of a row that has the context; context or input if not given.
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+    /// Field that has the question; question if not given.
+    #[arg(long, value_name = "NAME")]
+    pub question: Option<String>,
+    /// Field that has the answer; answer or target if not given.
+    #[arg(long, value_name = "NAME")]
+    pub answer: Option<String>,
+}
+
+impl FieldArgs {
+    pub fn fields(&self) -> Fields {
+        Fields { context: self.context.clone(), question: self.question.clone(), answer: self.answer.clone() }
+    }
+
+    pub fn given(&self) -> Option<&'static str> {
+        first_given(&[
+            ("--context", self.context.is_some()),
+            ("--question", self.question.is_some()),
+            ("--answer", self.answer.is_some()),
+        ])
+    }
+}
+
+impl QaArgs {
+    /// The first option that was given.
+    pub fn given(&self) -> Option<&'static str> {
+        let own = first_given(&[
+            ("--qa", !self.qa.is_empty()),
+            ("--distract", self.distract.is_some()),
+            ("--hidden-in", !self.hidden_in.is_empty()),
+        ]);
+        own.or_else(|| self.fields.given())
+    }
+}
+
+pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
+    let own = &args.qa;
+    if own.qa.is_empty() {
+        bail!("--qa: expected files of questions, got none");
+    }
+    let lengths = if own.hidden_in.is_empty() { vec![Length(0)] } else { own.hidden_in.clone() };
+    if own.distract.is_none() && lengths.iter().any(|l| l.0 > 0) {
+        bail!("--hidden-in: expected --distract DIR with texts to hide contexts in");
+    }
+    let read = read(&own.qa, &own.fields.fields())?;
+    if let Some(first) = read.wrong.into_iter().next() {
+        return Err(first.into());
+    }
+    let mut contexts = read.told;
+    if let Some(most) = args.samples {
+        contexts.truncate(most);
+    }
+    if contexts.is_empty() {
+        bail!("--qa: expected at least one question, got none");
+    }
+    let model = args.device.open_weights(folder)?;
+    let words = Words::new(Arc::new(Tokenizer::load_for(folder, model.sizes().vocab)?), Some(model.config()))?;
+    let hiding = match &own.distract {
+        Some(folder) => Some(Hiding(Arc::new(Books::open(folder, words.tokenizer.clone())?))),
+        None => None,
+    };
+    let stop = stop_on_signals()?;
+    let mut report = Report {
+        task: Qa::Qa,
+        model: args.model.display().to_string(),
+        name: args.name.clone(),
+        files: own.qa.clone(),
+        lengths: Vec::new(),
+    };
+    crate::say(format_args!("{:>8} {:>10} {:>12} {:>8}", "length", "questions", "exact match", "F1"))?;
+    for length in lengths {
+        let judged =
+            judge(&model, &words, &contexts, (hiding.as_ref(), length, args.seed), &mut |_| match stop.load(Ordering::Relaxed) {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            });
+        let answers = match judged {
+            Err(armt_lab::Error::Interrupted) => return Ok(ExitCode::from(130)),
+            other => other?,
+        };
+        let row = count(length, &answers);
+        crate::say(format_args!("{:>8} {:>10} {:>12.3} {:>8.3}", row.length, row.questions, row.exact_match, row.f1))?;
+        report.lengths.push(row);
+        if let Some(out) = &args.out {
+            report.save(out)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

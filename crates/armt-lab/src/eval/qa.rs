@@ -1,0 +1,183 @@
+//! Questions judged: what a model that has read a context answers, beside what is right.
+//!
+//! A context is read into an empty memory and asked as `armt read` and `armt ask` do it. Exact match and F1 are SQuAD's: of words in lower case,
+//! without punctuation and without a, an and the; of several right answers the best counts.
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use armt::answer::answer;
+use armt::files::{read_json, write_json};
+use armt::generate::Options;
+use armt::model::Model;
+use armt::random::Random;
+use armt::reader::Reader;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::tasks::babilong::Length;
+use crate::tasks::qa::{Hiding, Told};
+use crate::tasks::words::Words;
+
+/// What was judged, and how; kept as a JSON file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Report {
+    /// Always `qa`.
+    pub task: Qa,
+    /// The model's folder.
+    pub model: String,
+    /// What tables call the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The files.
+    pub files: Vec<String>,
+    /// By the length of the contexts.
+    pub lengths: Vec<Row>,
+}
+
+/// The one value that `task` has here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Qa {
+    /// This task.
+    #[default]
+    Qa,
+}
+
+/// How well a model answers about contexts of one length.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Row {
+    /// Tokens that contexts were brought to by other text, as 4k; 0k where they are as they are.
+    pub length: String,
+    /// Questions that were asked.
+    pub questions: usize,
+    /// Share of the questions whose answer is a right one.
+    pub exact_match: f64,
+    /// Mean overlap of the words of an answer with those of a right one.
+    pub f1: f64,
+}
+
+/// An answer of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answered {
+    /// What it said.
+    pub said: String,
+    /// Whether that is a right answer.
+    pub exact: bool,
+    /// How far its words are those of a right answer.
+    pub f1: f64,
+}
+
+impl Report {
+    /// Writes the report; an error names the file.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        Ok(write_json(path, self)?)
+    }
+
+    /// Reads a report; refuses a file that holds something else.
+    pub fn load(path: &Path) -> Result<Self> {
+        let report: Report = read_json(path, "a report of `armt eval --task qa`")?;
+        match report.lengths.iter().find(|r| ![r.exact_match, r.f1].iter().all(|share| (0.0..=1.0).contains(share))) {
+            Some(row) => Err(Error::file(path, format!("{}: expected shares from 0 to 1, got {row:?}", row.length))),
+            None => Ok(report),
+        }
+    }
+}
+
+/// What a model answers about some contexts, hidden in `length` tokens where there is other text to hide them in. `each` hears each answer and may
+/// end it, which gives [`Error::Interrupted`].
+pub fn judge(
+    model: &Model,
+    words: &Words,
+    contexts: &[Told],
+    (hiding, length, seed): (Option<&Hiding>, Length, u64),
+    each: &mut dyn FnMut(&Answered) -> ControlFlow<()>,
+) -> Result<Vec<Answered>> {
+    let mut answers = Vec::new();
+    let after = model.config().after_question.as_deref().unwrap_or_default();
+    let options = Options { max_new_tokens: 64, stop: vec![words.end], ..Options::default() };
+    let mut reader = Reader::new(model, model.empty(1)?)?;
+    for (i, told) in contexts.iter().enumerate() {
+        let mut tokens = words.whole_text(&told.context)?;
+        if let Some(hiding) = hiding {
+            tokens = hiding.hide(&tokens, length.0, Random::of(&[seed, length.0 as u64, i as u64]))?;
+        }
+        reader.begin(model.empty(1)?)?;
+        reader.read(&mut tokens.into_iter().map(Ok), &mut |_| ControlFlow::Continue(()))?;
+        reader.close()?;
+        let state = reader.state()?;
+        for asked in &told.questions {
+            let question = format!("{}{after}", asked.question);
+            let said = answer(model, &words.tokenizer, &state, &question, &options, &[], &mut |_| ControlFlow::Continue(()))?;
+            let said = said.text.trim().to_string();
+            let exact = asked.answers.iter().any(|right| normal(right) == normal(&said));
+            let f1 = asked.answers.iter().map(|right| overlap(right, &said)).fold(0.0, f64::max);
+            let answered = Answered { said, exact, f1 };
+            let go_on = each(&answered);
+            answers.push(answered);
+            if go_on.is_break() {
+                return Err(Error::Interrupted);
+            }
+        }
+    }
+    Ok(answers)
+}
+
+/// The shares of some answers.
+pub fn count(length: Length, answers: &[Answered]) -> Row {
+    let n = answers.len().max(1) as f64;
+    Row {
+        length: length.to_string(),
+        questions: answers.len(),
+        exact_match: answers.iter().filter(|a| a.exact).count() as f64 / n,
+        f1: answers.iter().map(|a| a.f1).sum::<f64>() / n,
+    }
+}
+
+/// The words of an answer in lower case, without punctuation and articles.
+fn normal(text: &str) -> Vec<String> {
+    let kept: String = text.to_lowercase().chars().filter(|c| !c.is_ascii_punctuation()).collect();
+    kept.split_whitespace().filter(|word| !["a", "an", "the"].contains(word)).map(String::from).collect()
+}
+
+/// F1 of the words of two answers; of two without words 1.
+fn overlap(right: &str, said: &str) -> f64 {
+    let (right, said) = (normal(right), normal(said));
+    if right.is_empty() || said.is_empty() {
+        return f64::from(u8::from(right == said));
+    }
+    let mut left: HashMap<&String, usize> = HashMap::new();
+    right.iter().for_each(|word| *left.entry(word).or_default() += 1);
+    let mut common = 0;
+    for word in &said {
+        if let Some(n) = left.get_mut(word).filter(|n| **n > 0) {
+            *n -= 1;
+            common += 1;
+        }
+    }
+    2.0 * f64::from(common) / (right.len() + said.len()) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_compared_as_squad_compares_them() {
+        assert_eq!(normal("The Eiffel-Tower, in  Paris!"), ["eiffeltower", "in", "paris"]);
+        assert_eq!(normal("a"), Vec::<String>::new());
+        for (right, said, f1) in [
+            ("the kitchen", "Kitchen.", 1.0),
+            ("red car", "a red bicycle", 0.5),
+            ("red", "blue", 0.0),
+            ("the", "a", 1.0),
+            ("x", "", 0.0),
+        ] {
+            assert!((overlap(right, said) - f1).abs() < 1e-12, "{right} {said}: {}", overlap(right, said));
+        }
+        assert!((overlap("yes yes no", "yes") - 0.5).abs() < 1e-12);
+    }
+}

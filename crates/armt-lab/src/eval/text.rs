@@ -1,0 +1,309 @@
+//! Texts judged: loss, perplexity and bits per byte, and the loss by the number of the segment beside that of the same model with its memory
+//! emptied before each, which is what shows whether the memory helps.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use armt::files::{read_json, write_json};
+use armt::model::Model;
+use armt::recurrence::Targets;
+use armt::segment::Batch;
+use serde::{Deserialize, Serialize};
+
+use super::likelihood::{Likelihood, by_segment};
+use super::plot::{Mark, Plot, Scale, Series};
+use crate::error::{Error, Result};
+use crate::tasks::TaskBatch;
+use crate::tasks::documents::{Documents, Tokens};
+use crate::tasks::words::Words;
+
+/// Segments of a document that are computed at once.
+const GROUP: usize = 32;
+
+/// What was judged, and how; kept as a JSON file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Report {
+    /// Always `text`.
+    pub task: Text,
+    /// The model's folder.
+    pub model: String,
+    /// What tables and plots call the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The files.
+    pub text: Vec<String>,
+    /// Documents that were read.
+    pub documents: u64,
+    /// Tokens that were predicted.
+    pub tokens: u64,
+    /// Bytes of the text of these.
+    pub bytes: u64,
+    /// Tokens of a segment.
+    pub segment_size: usize,
+    /// Numbers that were computed with.
+    pub dtype: String,
+    /// Mean of -ln p over the tokens.
+    pub loss: f64,
+    /// exp(loss).
+    pub perplexity: f64,
+    /// The loss in bits, by bytes of text instead of tokens: to compare models with different tokenizers.
+    pub bits_per_byte: f64,
+    /// Loss of the same model with its memory emptied before each segment.
+    pub emptied_loss: f64,
+    /// The loss by the segment's number.
+    pub by_segment: Vec<Segment>,
+}
+
+/// The one value that `task` has here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Text {
+    /// This task.
+    #[default]
+    Text,
+}
+
+/// Segments of one number, of all documents that have so many.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Segment {
+    /// Its number in the document, from 1.
+    pub segment: usize,
+    /// Tokens that were predicted.
+    pub tokens: u64,
+    /// Their mean loss.
+    pub loss: f64,
+    /// The same with the memory emptied before the segment.
+    pub emptied: f64,
+}
+
+/// How far a judging has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Judged {
+    /// Documents that were begun.
+    pub documents: u64,
+    /// Tokens that were predicted.
+    pub tokens: u64,
+}
+
+/// What was summed over documents.
+#[derive(Default)]
+struct Sums {
+    documents: u64,
+    bytes: u64,
+    read: Vec<Likelihood>,
+    emptied: Vec<Likelihood>,
+}
+
+/// Judges a model on documents, each read from an empty memory to its end, or up to `segments` segments where these are given. `each` hears of
+/// the progress and may end it, which gives [`Error::Interrupted`]. Texts of fewer than two tokens in all are an error.
+pub fn judge(
+    model: &Model,
+    documents: &Documents,
+    words: &Words,
+    segments: Option<usize>,
+    each: &mut dyn FnMut(Judged) -> ControlFlow<()>,
+) -> Result<Report> {
+    let mut sums = Sums::default();
+    for file in 0..documents.files().len() {
+        for found in documents.of_file(file)? {
+            let tokens = found?.tokens(&words.tokenizer)?;
+            sums.documents += 1;
+            sums.document(model, tokens, words, segments, each)?;
+        }
+    }
+    sums.report(model, documents)
+}
+
+impl Sums {
+    fn document(
+        &mut self,
+        model: &Model,
+        mut tokens: Tokens,
+        words: &Words,
+        most: Option<usize>,
+        each: &mut dyn FnMut(Judged) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let size = model.config().segment_size;
+        let Some(first) = tokens.next().transpose()? else { return Ok(()) };
+        let (mut state, mut from, mut last) = (model.empty(1)?, 0, first);
+        loop {
+            let group = most.map_or(GROUP, |most| GROUP.min(most - from));
+            let mut ids = vec![last];
+            for token in tokens.by_ref().take(group * size) {
+                ids.push(token?);
+            }
+            let full = ids.len() == group * size + 1;
+            if ids.len() < 2 {
+                break;
+            }
+            last = ids[ids.len() - 1];
+            let next = ids.split_off(1);
+            ids.extend_from_slice(&next[..next.len() - 1]);
+            self.bytes += words.tokenizer.decode(&next)?.len() as u64;
+            let (read, after) = by_segment(model, &batch(&ids, &next, 1), &state)?;
+            self.add(from, read.iter().map(|texts| texts[0]), |sums| &mut sums.read);
+            self.emptied(model, from, &ids, &next)?;
+            state = after;
+            from += read.len();
+            let tokens = self.read.iter().map(|sum| sum.tokens).sum();
+            if each(Judged { documents: self.documents, tokens }).is_break() {
+                return Err(Error::Interrupted);
+            }
+            if !full || most.is_some_and(|most| from >= most) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same segments side by side, each from an empty memory.
+    fn emptied(&mut self, model: &Model, from: usize, ids: &[i32], next: &[i32]) -> Result<()> {
+        let size = model.config().segment_size;
+        let whole = ids.len() / size * size;
+        let parts = [(0, whole, ids.len() / size), (whole, ids.len(), 1)];
+        for (start, end, texts) in parts.into_iter().filter(|(start, end, _)| start < end) {
+            let asked = batch(&ids[start..end], &next[start..end], texts);
+            let (sums, _) = by_segment(model, &asked, &model.empty(texts)?)?;
+            self.add(from + start / size, sums.into_iter().flatten(), |sums| &mut sums.emptied);
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, from: usize, sums: impl Iterator<Item = Likelihood>, of: fn(&mut Self) -> &mut Vec<Likelihood>) {
+        let all = of(self);
+        for (i, sum) in sums.enumerate() {
+            if all.len() <= from + i {
+                all.resize(from + i + 1, Likelihood::default());
+            }
+            all[from + i] += sum;
+        }
+    }
+
+    fn report(self, model: &Model, documents: &Documents) -> Result<Report> {
+        let sum = |parts: &[Likelihood]| {
+            let mut sum = Likelihood::default();
+            parts.iter().for_each(|part| sum += *part);
+            sum
+        };
+        let (read, emptied) = (sum(&self.read), sum(&self.emptied));
+        if read.tokens == 0 {
+            return Err(Error::input("texts", "at least two tokens", "fewer"));
+        }
+        let by_segment = self.read.iter().zip(&self.emptied).enumerate().filter(|(_, (read, _))| read.tokens > 0);
+        let by_segment = by_segment.map(|(i, (read, emptied))| Segment {
+            segment: i + 1,
+            tokens: read.tokens,
+            loss: read.loss(),
+            emptied: emptied.loss(),
+        });
+        Ok(Report {
+            task: Text::Text,
+            model: String::new(),
+            name: None,
+            text: documents.files().iter().map(|f| f.display().to_string()).collect(),
+            documents: self.documents,
+            tokens: read.tokens,
+            bytes: self.bytes,
+            segment_size: model.config().segment_size,
+            dtype: model.dtype().to_string(),
+            loss: read.loss(),
+            perplexity: read.loss().exp(),
+            bits_per_byte: read.nll / std::f64::consts::LN_2 / self.bytes as f64,
+            emptied_loss: emptied.loss(),
+            by_segment: by_segment.collect(),
+        })
+    }
+}
+
+fn batch(ids: &[i32], next: &[i32], texts: usize) -> TaskBatch {
+    TaskBatch { batch: Batch { ids: ids.to_vec(), texts, mask: None }, targets: Targets { next: next.to_vec() } }
+}
+
+/// Segments of some numbers together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Range {
+    /// The first.
+    pub from: usize,
+    /// The last.
+    pub to: usize,
+    /// Tokens that were predicted.
+    pub tokens: u64,
+    /// Their mean loss.
+    pub loss: f64,
+    /// The same with the memory emptied before each segment.
+    pub emptied: f64,
+}
+
+impl Report {
+    /// Writes the report; an error names the file.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        Ok(write_json(path, self)?)
+    }
+
+    /// Reads a report; refuses a file that holds something else.
+    pub fn load(path: &Path) -> Result<Self> {
+        let report: Report = read_json(path, "a report of `armt eval --task text`")?;
+        let numbers = report.by_segment.iter().flat_map(|s| [s.loss, s.emptied]);
+        match numbers.chain([report.loss, report.perplexity, report.bits_per_byte]).find(|n| !(n.is_finite() && *n >= 0.0)) {
+            Some(number) => Err(Error::file(path, format!("expected losses of at least 0, got {number}"))),
+            None => Ok(report),
+        }
+    }
+
+    /// The loss over ranges of segments that double: 1, 2, 3 to 4, 5 to 8.
+    pub fn ranges(&self) -> Vec<Range> {
+        let mut ranges: Vec<Range> = Vec::new();
+        let mut bound = 1;
+        for s in &self.by_segment {
+            while s.segment > bound {
+                bound *= 2;
+            }
+            let from = bound / 2 + 1;
+            match ranges.last_mut().filter(|range| range.from == from) {
+                Some(range) => {
+                    let (a, b) = (range.tokens as f64, s.tokens as f64);
+                    let mean = |x: f64, y: f64| (a * x + b * y) / (a + b);
+                    let (loss, emptied) = (mean(range.loss, s.loss), mean(range.emptied, s.emptied));
+                    *range = Range { to: s.segment, tokens: range.tokens + s.tokens, loss, emptied, ..*range };
+                }
+                None => {
+                    ranges.push(Range { from, to: s.segment, tokens: s.tokens, loss: s.loss, emptied: s.emptied });
+                }
+            }
+        }
+        ranges
+    }
+
+    /// The loss over the segment's number, with the memory and with it emptied.
+    pub fn plot(&self) -> Plot {
+        let ranges = self.ranges();
+        let middle = |r: &Range| ((r.from * r.to) as f64).sqrt();
+        let series = |name: &str, of: fn(&Range) -> f64| Series {
+            name: name.into(),
+            marks: ranges.iter().map(|r| Mark { x: middle(r), y: of(r), spread: None }).collect(),
+        };
+        let label = |r: &Range| if r.from == r.to { r.from.to_string() } else { format!("{}-{}", r.from, r.to) };
+        let all = ranges.iter().flat_map(|r| [r.loss, r.emptied]);
+        let (least, most) = all.fold((f64::MAX, f64::MIN), |(least, most), y| (least.min(y), most.max(y)));
+        let margin = 0.08 * (most - least).max(0.01);
+        let folder = Path::new(&self.model).display().to_string();
+        Plot {
+            title: format!("Loss by the number of the segment: {}", self.name.as_ref().unwrap_or(&folder)),
+            x_label: format!("segment of {} tokens in its document", self.segment_size),
+            y_label: "loss, nats a token".into(),
+            x_scale: Scale::Log,
+            x_ticks: ranges.iter().map(|r| (middle(r), label(r))).collect(),
+            y_range: Some((least - margin, most + margin)),
+            series: vec![series("with its memory", |r| r.loss), series("memory emptied", |r| r.emptied)],
+            reference: None,
+            guides: Vec::new(),
+        }
+    }
+}
+
+/// Whether a file is a report of this kind, damaged or not.
+pub fn is_report(path: &Path) -> bool {
+    read_json::<serde_json::Value>(path, "a report").is_ok_and(|value| value.get("task").is_some_and(|task| task == "text"))
+}

@@ -1,0 +1,98 @@
+//! Rows of a table and lines of a text, with their numbers for messages.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::files::open;
+use crate::error::{Error, Result};
+
+/// A line of a file.
+#[derive(Clone, Debug)]
+pub struct Row {
+    path: PathBuf,
+    /// Its number, from 1.
+    pub line: usize,
+    text: String,
+}
+
+impl Row {
+    /// The line itself.
+    pub fn into_line(self) -> String {
+        self.text
+    }
+
+    /// An error about this line.
+    pub fn error(&self, message: impl std::fmt::Display) -> Error {
+        Error::file(&self.path, format!("line {}: {message}", self.line))
+    }
+
+    /// The row as JSON. What is no object is an error with its line.
+    pub fn object(&self) -> Result<Value> {
+        let value: Value = serde_json::from_str(&self.text).map_err(|e| self.error(format!("expected a JSON object: {e}")))?;
+        if value.is_object() { Ok(value) } else { Err(self.error("expected a JSON object, got another value")) }
+    }
+
+    /// The text of a field. One that is missing or no text is an error with its line.
+    pub fn text(&self, name: &str) -> Result<String> {
+        let object = self.object()?;
+        let text = field(&object, name).and_then(Value::as_str).map(String::from);
+        text.ok_or_else(|| self.error(format!("expected a text in the field {name}")))
+    }
+}
+
+/// A field by its path: `answers.text`. Of a list it is the first.
+pub fn field<'v>(value: &'v Value, path: &str) -> Option<&'v Value> {
+    let first = |value: &'v Value| match value {
+        Value::Array(list) => list.first(),
+        other => Some(other),
+    };
+    path.split('.').try_fold(value, |value, name| first(value)?.get(name)).and_then(first)
+}
+
+/// The lines of a file, unpacked.
+pub struct Rows {
+    path: PathBuf,
+    lines: BufReader<Box<dyn Read + Send>>,
+    line: usize,
+    ended: bool,
+}
+
+impl Rows {
+    /// Opens a file.
+    pub fn open(path: &Path) -> Result<Self> {
+        Ok(Rows { path: path.into(), lines: BufReader::new(open(path)?), line: 0, ended: false })
+    }
+}
+
+impl Iterator for Rows {
+    type Item = Result<Row>;
+
+    /// The next line that is not empty. One that is not UTF-8, and a file that cannot be read or unpacked to its end, is an error.
+    fn next(&mut self) -> Option<Result<Row>> {
+        while !self.ended {
+            let mut bytes = Vec::new();
+            let read = self.lines.read_until(b'\n', &mut bytes);
+            self.line += 1;
+            match read {
+                Ok(0) => self.ended = true,
+                Ok(_) => {
+                    let Ok(text) = String::from_utf8(bytes) else {
+                        self.ended = true;
+                        return Some(Err(Error::file(&self.path, format!("line {}: expected UTF-8 text", self.line))));
+                    };
+                    let text = text.trim_end_matches(['\n', '\r']).to_string();
+                    if !text.trim().is_empty() {
+                        return Some(Ok(Row { path: self.path.clone(), line: self.line, text }));
+                    }
+                }
+                Err(source) => {
+                    self.ended = true;
+                    return Some(Err(Error::Io { path: self.path.clone(), source }));
+                }
+            }
+        }
+        None
+    }
+}
