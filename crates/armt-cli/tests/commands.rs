@@ -375,6 +375,30 @@ fn an_interrupted_reading_is_saved_and_resumed_to_the_same_memory() {
     assert!(memory(&place.path("part.mem")) == memory(&place.path("whole.mem")));
 }
 
+#[cfg(unix)]
+#[test]
+fn an_interrupted_appending_leaves_the_memory_as_it_was() {
+    let place = with_model();
+    place.good("read model text.txt --memory a.mem --device cpu");
+    let before = read(&place.path("a.mem"));
+    let mut child = place
+        .command("read model - --memory a.mem --device cpu --append")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(&read(&place.path("text.txt"))).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let out = child.wait_with_output().unwrap();
+    drop(input);
+    assert_eq!(out.status.code(), Some(130), "{}", text(&out.stderr));
+    assert!(text_of(&out).contains("a.mem is as it was"), "{}", text_of(&out));
+    assert!(read(&place.path("a.mem")) == before);
+}
+
 #[test]
 fn figures_of_speed_are_drawn_over_the_size_that_differs() {
     let place = Place::new();

@@ -179,7 +179,7 @@ impl Session {
         if texts.len() != sessions.len() {
             return Err(Error::Texts { state: sessions.len(), texts: texts.len() });
         }
-        let (threads, mut reader) = (TokenizerThreads::start()?, Reader::new(&first.model, first.model.empty(1)?)?);
+        let (threads, mut reader) = (TokenizerThreads::shared()?, Reader::new(&first.model, first.model.empty(1)?)?);
         let (mut states, mut streams) = (Vec::new(), Vec::new());
         for (session, source) in sessions.iter().zip(texts) {
             let (state, text) = session.without_text()?;
@@ -214,7 +214,7 @@ impl Session {
 
     fn reading_from(&self, state: State, stream: TokenStream, stop: Arc<AtomicBool>) -> Result<Reading> {
         self.expect_memory()?;
-        let stream = stream.on_threads(&TokenizerThreads::start()?);
+        let stream = stream.on_threads(&TokenizerThreads::shared()?);
         let mut reader = Reader::new(&self.model, state)?;
         reader.stop_on(stop.clone());
         let tokens = TokenPrefetch::start(stream, stop)?;

@@ -24,7 +24,7 @@ fn folder() -> PathBuf {
 /// GPT-2's own tokenizer, with the small vocabulary of the shipped model.
 static SHIPPED: LazyLock<Session> = LazyLock::new(|| Session::open_on(folder(), DType::F32, &Device::cpu()).unwrap());
 
-static THREADS: LazyLock<Arc<TokenizerThreads>> = LazyLock::new(|| TokenizerThreads::start().unwrap());
+static THREADS: LazyLock<Arc<TokenizerThreads>> = LazyLock::new(|| TokenizerThreads::shared().unwrap());
 
 /// Small models of every kind of memory.
 static SMALL: LazyLock<Vec<Session>> = LazyLock::new(|| {
@@ -174,6 +174,23 @@ fn a_book_cut_anywhere_leaves_the_file_of_the_whole() {
     assert!(!tail.text.bytes.is_empty() && tail.text.bytes.len() < 40, "{:?}", tail.text);
     let text = String::from_utf8_lossy(text);
     assert_eq!(session.tokens_read().unwrap(), session.tokenizer().encode(&text).unwrap().len() as u64);
+}
+
+#[test]
+fn threads_give_the_tokens_of_one_call_over_a_book() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data");
+    let gpt2 = Arc::new(Tokenizer::find(&folder.join("gpt2")).unwrap().unwrap());
+    for book in ["train/Mark_Twain__Adventures_of_Huckleberry_Finn__1884.txt", "test/Anne_Bronte__Agnes_Grey__1847.txt"] {
+        let text = std::fs::read_to_string(folder.join("books").join(book)).unwrap();
+        for threads in [1, 3] {
+            let source = Source::reader(Path::new("a book"), Cursor::new(text.clone()));
+            let threads = TokenizerThreads::with(threads).unwrap();
+            let mut stream = TokenStream::new(gpt2.clone(), vec![source]).unwrap().on_threads(&threads);
+            let mut tokens: Vec<i32> = stream.by_ref().collect::<armt::Result<_>>().unwrap();
+            tokens.extend(gpt2.encode_open(&stream.rest()).unwrap());
+            assert!(tokens == gpt2.encode(&text).unwrap(), "{book}");
+        }
+    }
 }
 
 #[test]

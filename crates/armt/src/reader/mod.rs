@@ -6,7 +6,7 @@
 //! another reading begins. [`Reader::close`] ends the text instead: its last segment may be short, is padded to the common width and the
 //! padding hidden.
 //!
-//! Texts are read side by side whatever their lengths. Each has its own groups; of a group that is not whole at a text's end, [`plan`](plan::plan)
+//! Texts are read side by side whatever their lengths. Each has its own groups; of a group that is not whole at a text's end, `reader/plan.rs`
 //! says which run together.
 //!
 //! On CUDA the tokens of the next group are gathered while the device works on one, and only whole groups go into a memory whose text may go

@@ -10,7 +10,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rayon::prelude::*;
 
@@ -117,9 +117,14 @@ pub struct TokenStream {
 pub struct TokenizerThreads(rayon::ThreadPool);
 
 impl TokenizerThreads {
-    /// As many threads as the machine runs at a time. A system that gives none is an error.
-    pub fn start() -> Result<Arc<Self>> {
-        Self::with(std::thread::available_parallelism().map_or(1, usize::from))
+    /// As many threads as the machine runs at a time, the same for all who ask. A system that gives none is an error.
+    pub fn shared() -> Result<Arc<Self>> {
+        static SHARED: OnceLock<Arc<TokenizerThreads>> = OnceLock::new();
+        if let Some(shared) = SHARED.get() {
+            return Ok(shared.clone());
+        }
+        let threads = Self::with(std::thread::available_parallelism().map_or(1, usize::from))?;
+        Ok(SHARED.get_or_init(|| threads).clone())
     }
 
     /// So many threads, at least one.
