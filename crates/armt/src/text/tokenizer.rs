@@ -208,7 +208,7 @@ impl Tokenizer {
     /// Writes `tokenizer.json` into a folder, and `vocabulary.json` if it has a small vocabulary; beside them first and then renamed.
     pub fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join("tokenizer.json");
-        let text = self.inner.to_string(false).map_err(|e| Error::file(&path, e))?;
+        let text = broken_or(|| self.inner.to_string(false)).map_err(|e| Error::file(&path, e))?;
         write_beside(&path, text.as_bytes())?;
         self.vocabulary.as_ref().map_or(Ok(()), |v| v.save(folder))
     }
@@ -216,7 +216,7 @@ impl Tokenizer {
     /// BLAKE3 of what decides which numbers a text becomes: pieces, merges, added tokens and how text is prepared for them, and the small
     /// vocabulary if there is one. How it is written in files does not count, nor what it says of other things.
     pub fn fingerprint(&self) -> Result<String> {
-        let value = serde_json::to_value(&self.inner).map_err(|e| Error::Tokenizer(format!("tokenizer: {e}")))?;
+        let value = broken_or(|| Ok(serde_json::to_value(&self.inner)?))?;
         let mut hasher = blake3::Hasher::new();
         for key in ["added_tokens", "normalizer", "pre_tokenizer", "model"] {
             add_value(&mut hasher, key, &value[key]);
