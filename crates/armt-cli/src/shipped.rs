@@ -164,7 +164,7 @@ mod tests {
             count += 1;
         }
         assert!(count > 50, "{count}");
-        assert_eq!(names("models"), ["babilong-qa1"]);
+        assert!(names("models").contains(&"babilong-qa1"));
         assert!(names("recipes").contains(&"remember-armt.toml") && names("data").contains(&"books"));
     }
 }

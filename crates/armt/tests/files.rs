@@ -435,7 +435,7 @@ fn configurations_that_cannot_be_are_refused_by_key() {
     keys.memory = Associative::new(2, most as usize).into();
     refused(keys, "d_mem");
     let mut heads = small::config("llama", 2, memories().remove(0), 4, Alignment::Left);
-    heads.backbone["head_dim"] = (most - 1).into();
+    heads.backbone["head_dim"] = (1_u64 << 40).into();
     refused(heads, "heads");
     let dir = tempfile::tempdir().unwrap();
     let mut value = serde_json::to_value(base()).unwrap();

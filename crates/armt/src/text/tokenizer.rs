@@ -231,7 +231,7 @@ impl Tokenizer {
     /// Writes `tokenizer.json` into a folder, and `vocabulary.json` if it has a small vocabulary; beside them first and then renamed.
     pub fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join("tokenizer.json");
-        let text = self.inner.to_string(false).map_err(|e| Error::file(&path, e))?;
+        let text = broken_or(|| self.inner.to_string(false)).map_err(|e| Error::file(&path, e))?;
         write_beside(&path, text.as_bytes())?;
         self.vocabulary.as_ref().map_or(Ok(()), |v| v.save(folder))
     }

@@ -241,12 +241,17 @@ impl Writing {
         let known = self.places.remove(name).filter(|(_, elements)| *elements == values.len());
         let (at, _) =
             known.ok_or_else(|| Error::file(&self.path, format!("{name} of {} values is none of its tensors", values.len())))?;
-        let bytes: Vec<u8> = match self.dtype {
-            DType::BF16 => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
-            _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        };
+        let io = |e| Error::io(&self.path, e);
         let file = self.beside.file();
-        file.seek(SeekFrom::Start(at)).and_then(|_| file.write_all(&bytes)).map_err(|e| Error::io(&self.path, e))
+        file.seek(SeekFrom::Start(at)).map_err(io)?;
+        for part in values.chunks(1 << 16) {
+            let bytes: Vec<u8> = match self.dtype {
+                DType::BF16 => part.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+                _ => part.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            };
+            file.write_all(&bytes).map_err(io)?;
+        }
+        Ok(())
     }
 
     /// Puts the file into its place. One that lacks a tensor is not written.
