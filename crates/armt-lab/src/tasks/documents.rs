@@ -10,7 +10,7 @@ mod rows;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use armt::text::{Source, TokenStream, Tokenizer};
+use armt::text::{Piece, Source, TokenStream, Tokenizer};
 use serde::{Deserialize, Serialize};
 
 pub use self::files::{find, is_table, open};
@@ -104,15 +104,17 @@ impl Found {
     /// Its tokens.
     pub fn tokens(self, tokenizer: &Arc<Tokenizer>) -> Result<Tokens> {
         let stream = TokenStream::with_block(tokenizer.clone(), vec![self.source], self.block)?;
-        Ok(Tokens { stream, piece: Vec::new().into_iter(), bytes: 0 })
+        Ok(Tokens { stream, tokenizer: tokenizer.clone(), piece: Vec::new().into_iter(), bytes: 0, ended: false })
     }
 }
 
 /// The tokens of a document, one by one.
 pub struct Tokens {
     stream: TokenStream,
+    tokenizer: Arc<Tokenizer>,
     piece: std::vec::IntoIter<i32>,
     bytes: u64,
+    ended: bool,
 }
 
 impl Tokens {
@@ -130,10 +132,24 @@ impl Iterator for Tokens {
             if let Some(token) = self.piece.next() {
                 return Some(Ok(token));
             }
-            match self.stream.next_piece() {
-                Ok(Some(piece)) => (self.piece, self.bytes) = (piece.tokens.into_iter(), piece.bytes),
-                Ok(None) => return None,
-                Err(error) => return Some(Err(error.into())),
+            if self.ended {
+                return None;
+            }
+            let piece = match self.stream.next_piece() {
+                Ok(Some(piece)) => Ok(piece),
+                // Nothing comes after a document: its end is certain.
+                Ok(None) => {
+                    self.ended = true;
+                    self.tokenizer.encode_open(&self.stream.rest()).map(|tokens| Piece { tokens, ..self.stream.so_far() })
+                }
+                Err(error) => Err(error),
+            };
+            match piece {
+                Ok(piece) => (self.piece, self.bytes) = (piece.tokens.into_iter(), piece.bytes),
+                Err(error) => {
+                    self.ended = true;
+                    return Some(Err(error.into()));
+                }
             }
         }
     }
