@@ -31,7 +31,7 @@ mod paths;
 mod tape;
 mod tensor;
 
-pub use cpu::{CpuReport, join_thread_pool};
+pub use cpu::{CpuReport, OwnThreads, join_thread_pool, own_threads};
 pub use cuda::{Clocks, CudaDevice, CudaReport, Graph, KernelCheck, Workspace, check_kernels};
 pub use error::{Error, Result};
 pub use tape::{Backward, Grads, Node, Param, Tape};

@@ -169,18 +169,24 @@ struct Threads {
 }
 
 fn start(app: &Arc<App>) -> std::io::Result<Threads> {
-    let thread = |name: &str, work: Box<dyn FnOnce() + Send>| std::thread::Builder::new().name(name.into()).spawn(work);
+    // Reading takes all cores, each answer one beside it: on threads that they share, a question would wait for whatever is being read.
+    let thread = |name: &str, cores: usize, work: Box<dyn FnOnce() + Send>| {
+        std::thread::Builder::new().name(name.into()).spawn(move || {
+            let _own = armt::engine::own_threads(cores);
+            work();
+        })
+    };
     let side_by_side = app.limits.texts;
     let (readings, questions) = (app.readings.clone(), app.questions.clone());
     let mut work = vec![
-        thread("reading", Box::new(move || readings.run()))?,
-        thread("asking", Box::new(move || questions.run_plain(side_by_side)))?,
+        thread("reading", 0, Box::new(move || readings.run()))?,
+        thread("asking", 1, Box::new(move || questions.run_plain(side_by_side)))?,
     ];
     for _ in 0..asking::THREADS {
         let questions = app.questions.clone();
-        work.push(thread("answering", Box::new(move || questions.run_other()))?);
+        work.push(thread("answering", 1, Box::new(move || questions.run_other()))?);
     }
-    let keeper = app.keeper.clone().map(|keeper| thread("keeping", Box::new(move || keeper.run()))).transpose()?;
+    let keeper = app.keeper.clone().map(|keeper| thread("keeping", 1, Box::new(move || keeper.run()))).transpose()?;
     Ok(Threads { work, keeper })
 }
 

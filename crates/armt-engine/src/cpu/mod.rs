@@ -77,6 +77,19 @@ pub fn join_thread_pool(threads: usize) -> bool {
     rayon::ThreadPoolBuilder::new().num_threads(threads).use_current_thread().build_global().is_ok()
 }
 
+/// Threads that CPU kernels run on when one thread calls them.
+pub struct OwnThreads {
+    _pool: rayon::ThreadPool,
+}
+
+/// Gives the calling thread threads of its own for CPU kernels, itself among them, `threads` in all (0: one for each core), as long as what it
+/// returns is kept. What other threads compute does not stand in its way but at the processor itself. `None` if the system gives no
+/// threads, or if it has some already.
+pub fn own_threads(threads: usize) -> Option<OwnThreads> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).use_current_thread().build();
+    pool.ok().map(|pool| OwnThreads { _pool: pool })
+}
+
 /// The widest instruction set that the processor has.
 pub(crate) fn arch() -> pulp::Arch {
     static ARCH: OnceLock<pulp::Arch> = OnceLock::new();
