@@ -13,6 +13,9 @@ use crate::device::NumberKind;
 use crate::progress::thousands;
 use crate::shipped::{find_adapter, find_model};
 
+/// What a tokenizer may be kept in.
+const TOKENIZERS: [&str; 5] = ["tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe"];
+
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -40,7 +43,7 @@ pub fn run(args: &MergeArgs) -> Result<ExitCode> {
     expect_room(&args.out, &base, args.force)?;
     let model = Adapter::open(&find_adapter(&args.adapter))?.load(&base, DType::F32, &Device::cpu())?;
     model.save(&args.out, args.dtype.dtype())?;
-    for name in ["tokenizer.json"].iter().chain(&COMPANIONS).filter(|name| base.join(Path::new(name)).is_file()) {
+    for name in TOKENIZERS.iter().chain(&COMPANIONS).filter(|name| base.join(Path::new(name)).is_file()) {
         copy(name, &base, &args.out)?;
     }
     crate::say(format_args!("{}: {} parameters", args.out.display(), thousands(model.parameters() as u64)))?;

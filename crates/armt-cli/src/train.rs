@@ -86,7 +86,10 @@ pub fn run(args: &TrainArgs) -> Result<ExitCode> {
             ))?;
             if recipe.train.adapts() {
                 let adapter = args.out.join("adapter");
-                crate::say(format_args!("what was trained is in {}: with the model it began from, it is all to keep", adapter.display()))?;
+                crate::say(format_args!(
+                    "what was trained is in {}: with the model it began from, it is all to keep",
+                    adapter.display()
+                ))?;
             }
             Ok(ExitCode::SUCCESS)
         }
