@@ -33,6 +33,9 @@ const UNSURE: f64 = 0.5;
 pub struct AskArgs {
     /// Model that the memory was made with: its folder, its run's, or its name if it comes with the program.
     model: PathBuf,
+    /// Adapter that the memory was made with.
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
     /// Memory file, as `armt read` writes it.
     #[arg(long, value_name = "FILE")]
     memory: PathBuf,
@@ -72,7 +75,7 @@ pub fn run(args: &AskArgs) -> Result<ExitCode> {
         bail!("expected a question, got an empty text");
     }
     let options = Options { max_new_tokens: args.max_tokens, sampling: args.sampling(), ..Options::default() };
-    let mut session = args.device.open_session(&args.model)?;
+    let mut session = args.device.open_session(&args.model, args.adapter.as_deref())?;
     session.load(&args.memory)?;
     let stop: Vec<String> = args.stop.iter().map(|s| s.replace("\\n", "\n")).collect();
     if args.json {

@@ -210,7 +210,7 @@ pub fn expect_room(folder: &Path, source: &Path, force: bool) -> Result<()> {
     if let (Ok(a), Ok(b)) = (folder.canonicalize(), source.canonicalize())
         && a == b
     {
-        bail!("{out}: this is the folder to convert; write to another");
+        bail!("{out}: this is the folder to read from; write to another");
     }
     let used = std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
     if used && !force {

@@ -3,12 +3,13 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use armt::adapter::Adapter;
 use armt::engine::{DType, Device};
 use armt::memory::Write;
 use armt::{Model, Session};
 use clap::{Args, ValueEnum};
 
-use crate::shipped::find_model;
+use crate::shipped::{find_adapter, find_model};
 
 #[derive(Args)]
 pub struct DeviceArgs {
@@ -66,18 +67,24 @@ impl DeviceArgs {
         Ok((device, dtype))
     }
 
-    /// Opens the device and a named model on it, for tasks whose texts are tokens from the start.
-    pub fn open_weights(&self, folder: &Path) -> Result<Model> {
-        let folder = find_model(folder)?;
+    /// Opens the device and a named model on it, with an adapter of it where one is named, for tasks whose texts are tokens from the start.
+    pub fn open_weights(&self, folder: &Path, adapter: Option<&Path>) -> Result<Model> {
+        let (folder, adapter) = (find_model(folder)?, open_adapter(adapter)?);
         let (device, dtype) = self.open()?;
-        Ok(Model::load(&folder, dtype, &device)?)
+        match adapter {
+            Some(adapter) => Ok(adapter.load(&folder, dtype, &device)?),
+            None => Ok(Model::load(&folder, dtype, &device)?),
+        }
     }
 
-    /// Opens the device, a named model on it, and the model's tokenizer.
-    pub fn open_session(&self, folder: &Path) -> Result<Session> {
-        let folder = find_model(folder)?;
+    /// Opens the device, a named model on it, with an adapter of it where one is named, and the model's tokenizer.
+    pub fn open_session(&self, folder: &Path, adapter: Option<&Path>) -> Result<Session> {
+        let (folder, adapter) = (find_model(folder)?, open_adapter(adapter)?);
         let (device, dtype) = self.open()?;
-        Ok(Session::open_on(folder, dtype, &device)?)
+        match adapter {
+            Some(adapter) => Ok(Session::open_adapted(folder, &adapter, dtype, &device)?),
+            None => Ok(Session::open_on(folder, dtype, &device)?),
+        }
     }
 
     /// The choice as arguments, for a command that is printed.
@@ -92,6 +99,11 @@ impl DeviceArgs {
         }
         arguments
     }
+}
+
+/// Opens the adapter of a folder that is named, if one is: that itself, or a run's.
+fn open_adapter(named: Option<&Path>) -> Result<Option<Adapter>> {
+    Ok(named.map(|named| Adapter::open(&find_adapter(named))).transpose()?)
 }
 
 /// Refuses a path that is no folder of a Hugging Face model before anything slow is done.

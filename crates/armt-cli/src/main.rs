@@ -10,6 +10,7 @@ mod doctor;
 mod eval;
 mod export;
 mod memory;
+mod merge;
 mod progress;
 mod quickstart;
 mod read;
@@ -46,6 +47,8 @@ enum Command {
     Memory(memory::MemoryArgs),
     /// Give a Hugging Face or GGUF model a memory.
     Convert(convert::ConvertArgs),
+    /// Write a model with its adapter as a model folder.
+    Merge(merge::MergeArgs),
     /// Write the plain backbone of a model as a folder that transformers opens.
     Export(export::ExportArgs),
     /// Judge a model: on key-value pairs, facts in texts of any length, texts to predict, or questions of your own.
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
         Command::Ask(args) => ask::run(&args),
         Command::Memory(args) => memory::run(&args),
         Command::Convert(args) => convert::run(&args),
+        Command::Merge(args) => merge::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Data(args) => data::run(&args),

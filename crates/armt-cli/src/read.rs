@@ -43,6 +43,9 @@ pub struct ReadArgs {
     /// Texts in UTF-8, read one after the other; - is standard input.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
+    /// Adapter of the model, as training writes it (RUN/adapter), or its run's folder.
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
     /// File to keep the memory in.
     #[arg(long, value_name = "OUT")]
     memory: PathBuf,
@@ -67,7 +70,7 @@ pub fn run(args: &ReadArgs) -> Result<ExitCode> {
     args.check()?;
     let documents = args.documents()?;
     let total = documents.iter().flatten().map(Source::bytes).sum::<Option<u64>>();
-    let mut session = args.device.open_session(&args.model)?;
+    let mut session = args.device.open_session(&args.model, args.adapter.as_deref())?;
     if args.resume || args.append {
         session.load(&args.memory)?;
     }
@@ -236,6 +239,7 @@ impl ReadArgs {
         let quoted = |p: &Path| quote(&p.to_string_lossy());
         let mut command = vec!["armt".into(), "read".into(), quoted(&self.model)];
         command.extend(self.files.iter().map(|f| quoted(f)));
+        command.extend(self.adapter.iter().flat_map(|adapter| ["--adapter".into(), quoted(adapter)]));
         command.extend(["--memory".into(), quoted(&self.memory)]);
         command.extend(self.device.arguments());
         if self.new_document {

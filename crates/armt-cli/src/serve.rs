@@ -76,7 +76,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     if keys.is_none() && !loopback {
         bail!("--host {}: others can reach that address: expected --api-key-file", args.host);
     }
-    let session = args.device.open_session(&args.model)?;
+    let session = args.device.open_session(&args.model, None)?;
     let name = session.owner().name.clone().unwrap_or_else(|| "model".into());
     let mut settings = Settings::new(name.clone(), session);
     (settings.folder, settings.keys, settings.keep) = (Some(folder), keys, args.keep.clone());

@@ -126,6 +126,12 @@ pub fn find_model(named: &Path) -> Result<PathBuf> {
     )
 }
 
+/// The folder of an adapter that is named: that itself, or the one in a run's folder.
+pub fn find_adapter(named: &Path) -> PathBuf {
+    let of_run = named.join("adapter");
+    if of_run.is_dir() { of_run } else { named.into() }
+}
+
 /// The file of a recipe that is named: that itself, or one that the program carries.
 pub fn find_recipe(named: &Path) -> Result<PathBuf> {
     if named.exists() {

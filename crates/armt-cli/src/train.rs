@@ -20,7 +20,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::device::DeviceArgs;
-use crate::shipped::find_recipe;
+use crate::shipped::{find_adapter, find_recipe};
 
 /// Time between lines where there is no terminal.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -43,6 +43,9 @@ pub struct TrainArgs {
     /// Go on with the run in OUT.
     #[arg(long)]
     resume: bool,
+    /// Begin with this adapter of the model that the recipe begins from: `train.adapter` of the recipe.
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
     /// Change a value of the recipe: key=value, as often as needed.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     changes: Vec<String>,
@@ -57,7 +60,9 @@ pub struct TrainArgs {
 }
 
 pub fn run(args: &TrainArgs) -> Result<ExitCode> {
-    let recipe = Recipe::load(&find_recipe(&args.recipe)?, &args.changes)?;
+    let adapter = args.adapter.as_ref().map(|named| format!("train.adapter={}", find_adapter(named).display()));
+    let changes: Vec<String> = args.changes.iter().cloned().chain(adapter).collect();
+    let recipe = Recipe::load(&find_recipe(&args.recipe)?, &changes)?;
     let begun = Arc::new(AtomicBool::new(false));
     let stop = stop_once(begun.clone())?;
     let started = Instant::now();
@@ -79,6 +84,13 @@ pub fn run(args: &TrainArgs) -> Result<ExitCode> {
                 measure.told(score),
                 best.display()
             ))?;
+            if recipe.train.adapts() {
+                let adapter = args.out.join("adapter");
+                crate::say(format_args!(
+                    "what was trained is in {}: with the model it began from, it is all to keep",
+                    adapter.display()
+                ))?;
+            }
             Ok(ExitCode::SUCCESS)
         }
         Ending::Stopped => {

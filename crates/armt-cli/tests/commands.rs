@@ -205,7 +205,7 @@ fn nothing_is_overwritten_unasked() {
     assert!(place.bad("read model text.txt --memory out.mem").contains("out.mem: it exists already"));
     assert_eq!(read(&place.path("out.mem")), b"precious");
     assert!(place.bad("convert gpt2 model --kind rmt").contains("model: the folder is not empty"));
-    assert!(place.bad("convert gpt2 gpt2 --kind rmt --force").contains("gpt2: this is the folder to convert"));
+    assert!(place.bad("convert gpt2 gpt2 --kind rmt --force").contains("gpt2: this is the folder to read from"));
     place.good("read model text.txt --memory out.mem --force --device cpu");
 }
 

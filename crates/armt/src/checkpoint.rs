@@ -20,9 +20,36 @@ use crate::text::{Pieces, Tokenizer, end_tokens};
 use crate::weights::gguf::Gguf;
 use crate::weights::{self, Entry, Found, Tensors};
 
-/// Overwrites all parameters from a file, one after the other; `each` sees every parameter with its values. A missing, misshapen or
-/// non-finite tensor is an error by name, and nothing is changed.
-pub fn set_weights(recurrence: &dyn Recurrent, tensors: &Tensors, each: &mut dyn FnMut(&Param, &[f32])) -> Result<()> {
+/// Hears every parameter with its values in a file.
+pub type Each<'a> = &'a mut dyn FnMut(&Param, &mut [f32]) -> Result<()>;
+
+/// Overwrites all parameters from a file, one after the other; `each` sees every parameter with its values before, and may change them. A missing,
+/// misshapen or non-finite tensor is an error by name, and nothing is changed.
+pub fn set_weights(recurrence: &dyn Recurrent, tensors: &Tensors, each: Each<'_>) -> Result<()> {
+    read_weights(recurrence, tensors, &mut |param, values| {
+        each(param, values)?;
+        // In place: a tensor of its own for each would stay in the pool.
+        match param.value().dtype() {
+            DType::BF16 => param.value().overwrite(&values.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>())?,
+            _ => param.value().overwrite(values)?,
+        }
+        Ok(param.refresh()?)
+    })
+}
+
+/// The fingerprint of the model in a folder, of which `recurrence` has the shape. Its values are read and not kept.
+pub fn fingerprint_of(recurrence: &dyn Recurrent, config: &Config, tensors: &Tensors) -> Result<Owner> {
+    let mut made = Fingerprint::new(config);
+    read_weights(recurrence, tensors, &mut |_, values| {
+        made.add(values);
+        Ok(())
+    })?;
+    Ok(made.finish())
+}
+
+/// Reads the parameters of a file, one after the other. A missing, misshapen or non-finite tensor is an error by name; that nothing is missing or
+/// misshapen is known before `each` hears the first.
+fn read_weights(recurrence: &dyn Recurrent, tensors: &Tensors, each: Each<'_>) -> Result<()> {
     let mut entries: HashMap<&str, Vec<Entry<'_>>> = HashMap::new();
     for entry in recurrence.entries() {
         let (name, shape, _) = tensors.weight(&entry.names().collect::<Vec<_>>())?;
@@ -35,13 +62,7 @@ pub fn set_weights(recurrence: &dyn Recurrent, tensors: &Tensors, each: &mut dyn
             let (_, _, data) = tensors.weight(&entry.names().collect::<Vec<_>>())?;
             entry.import(&data, &mut values);
         }
-        each(param, &values);
-        // In place: a tensor of its own for each would stay in the pool.
-        match param.value().dtype() {
-            DType::BF16 => param.value().overwrite(&values.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>())?,
-            _ => param.value().overwrite(&values)?,
-        }
-        param.refresh()?;
+        each(param, &mut values)?;
     }
     Ok(())
 }

@@ -35,11 +35,13 @@
 //! | [`config`], [`recurrence`] | `config.json`; a model over segments with a state |
 //! | [`schedule`] | two ways to walk the grid of layers and segments |
 //! | [`checkpoint`], [`model`] | model folders; the model |
+//! | [`adapter`] | what was trained beside a backbone that stayed as it was |
 //! | [`reader`], [`generate`], [`answer`], [`session`] | what a user does with it |
 //!
 //! The memory of one text has L dk (d + 1) numbers, dk = 2 nu d_mem. For GPT-2 with d_mem 64 that is 12 * 384 * 769 in f32:
 //! 14,174,208 bytes, however long the text was.
 
+pub mod adapter;
 pub mod answer;
 pub mod backbone;
 pub mod backprop;

@@ -37,10 +37,10 @@ impl Model {
         Self::build(config, Purpose::Train, dtype, device)
     }
 
-    /// A model of which only the memory is to be trained, its parameters zero, to be set. The backbone has no gradients and is kept in the type
-    /// of the computation. A memory without parameters is refused.
-    pub fn blank_for_memory(config: Config, dtype: DType, device: &Device) -> Result<Self> {
-        let model = Self::build(config, Purpose::TrainMemory, dtype, device)?;
+    /// A model of which only the memory is to be trained, and those of the backbone's parameters that `also` names, all zero, to be set. The rest
+    /// of the backbone has no gradients and is kept in the type of the computation. Where nothing is left to be trained, that is refused.
+    pub fn blank_for_memory(config: Config, also: Vec<String>, dtype: DType, device: &Device) -> Result<Self> {
+        let model = Self::build(config, Purpose::TrainMemory(also), dtype, device)?;
         match model.params().iter().any(|p| p.is_trainable()) {
             true => Ok(model),
             false => {
@@ -57,13 +57,36 @@ impl Model {
     /// Loads a model folder to be used: nothing is kept but the weights in the type of the computation. A folder of a plain backbone loads
     /// as a model without memory, its whole context one segment.
     pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Self> {
-        let mut model = Self::load_for(folder, Purpose::Use, dtype, device)?;
+        Self::load_for(folder, Purpose::Use, dtype, device)?.loaded_from(folder, |_, _, _| Ok(()))
+    }
+
+    /// Loads a model folder to be used as another model of its shape: with another configuration, and with what `change` makes of each parameter's
+    /// values.
+    pub fn load_changed(
+        folder: &Path,
+        config: Config,
+        (dtype, device): (DType, &Device),
+        change: impl FnMut(&Model, &Param, &mut [f32]) -> Result<()>,
+    ) -> Result<Self> {
+        Self::build(config, Purpose::Use, dtype, device)?.loaded_from(folder, change)
+    }
+
+    fn loaded_from(mut self, folder: &Path, mut change: impl FnMut(&Model, &Param, &mut [f32]) -> Result<()>) -> Result<Self> {
         let tensors = Tensors::open(folder)?;
-        checkpoint::expect_used(model.recurrence(), &tensors)?;
-        let mut hash = checkpoint::Fingerprint::new(&model.config);
-        checkpoint::set_weights(model.recurrence(), &tensors, &mut |_, values| hash.add(values))?;
-        model.loaded = Some(Arc::new(hash.finish()));
-        Ok(model)
+        checkpoint::expect_used(self.recurrence(), &tensors)?;
+        let mut hash = checkpoint::Fingerprint::new(&self.config);
+        checkpoint::set_weights(self.recurrence(), &tensors, &mut |param, values| {
+            change(&self, param, values)?;
+            hash.add(values);
+            Ok(())
+        })?;
+        self.loaded = Some(Arc::new(hash.finish()));
+        Ok(self)
+    }
+
+    /// The parameters of a configuration without values: those of the backbone are never written or read and take no memory.
+    pub fn shape(config: Config) -> Result<Self> {
+        Self::build(config, Purpose::Wrap(0), DType::F32, &Device::cpu())
     }
 
     /// Loads a model folder to be trained on.
@@ -113,7 +136,7 @@ impl Model {
         if self.loaded.is_some() {
             return Err(Error::Unsupported("a model that was loaded to be used keeps its weights".into()));
         }
-        checkpoint::set_weights(self.recurrence(), tensors, &mut |_, _| {})
+        checkpoint::set_weights(self.recurrence(), tensors, &mut |_, _| Ok(()))
     }
 
     /// Every parameter, or what `pick` takes of it (its gradient, say), under the names and shapes of the files.

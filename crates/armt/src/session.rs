@@ -24,6 +24,7 @@ use std::sync::{Arc, OnceLock};
 
 use armt_engine::{DType, Device};
 
+use crate::adapter::Adapter;
 use crate::answer::{Answer, answer};
 use crate::error::{Error, Result};
 use crate::generate::{Generated, Options, generate};
@@ -56,7 +57,16 @@ impl Session {
     /// Opens a model folder on a device, in a type of computation.
     pub fn open_on(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         let folder = folder.as_ref();
-        let model = Model::load(folder, dtype, device)?;
+        Self::of_folder(folder, Model::load(folder, dtype, device)?)
+    }
+
+    /// Opens a model folder with an adapter of it, on a device, in a type of computation. An adapter of another model is refused.
+    pub fn open_adapted(folder: impl AsRef<Path>, adapter: &Adapter, dtype: DType, device: &Device) -> Result<Self> {
+        let folder = folder.as_ref();
+        Self::of_folder(folder, adapter.load(folder, dtype, device)?)
+    }
+
+    fn of_folder(folder: &Path, model: Model) -> Result<Self> {
         let tokenizer = Tokenizer::load_for(folder, model.sizes().vocab)?;
         let mut session = Self::new(model, Arc::new(tokenizer))?;
         // A folder that is named as where we are, or by what is above it, has a name only there.

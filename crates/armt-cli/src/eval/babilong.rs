@@ -78,7 +78,7 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
             babilong.draw(stories, *length, 0)?;
         }
     }
-    let model = args.device.open_weights(folder)?;
+    let model = args.device.open_weights(folder, args.adapter.as_deref())?;
     babilong.tokenizer().expect_fits(model.sizes().vocab, &missing)?;
     let stop = stop_on_signals()?;
     let mut run = Run::new(args, &model, &stop)?;
@@ -104,7 +104,7 @@ fn run_file(args: &EvalArgs, folder: &Path, file: &Path) -> Result<ExitCode> {
     let babilong = Babilong::new(Arc::new(Books::none(Arc::new(tokenizer))))?;
     let otherwise = (only("--questions", own.questions.as_deref())?, only("--lengths", own.lengths.as_deref())?);
     let given = given::read(&babilong, file, otherwise, args.samples)?;
-    let model = args.device.open_weights(folder)?;
+    let model = args.device.open_weights(folder, args.adapter.as_deref())?;
     babilong.tokenizer().expect_fits(model.sizes().vocab, &missing)?;
     let stop = stop_on_signals()?;
     let mut run = Run::new(args, &model, &stop)?;

@@ -48,6 +48,9 @@ pub struct EvalArgs {
     /// Keys that are all different, keys that come again with new values, facts in a long text, texts to predict, or questions of your own.
     #[arg(long, value_enum)]
     task: Task,
+    /// Adapter of the model, as training writes it (RUN/adapter), or its run's folder.
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
     /// Texts for each number of pairs, or each task and length; 1000 if not given, 100 with babilong. With qa contexts; all if not given.
     #[arg(long, value_name = "N", value_parser = positive)]
     samples: Option<usize>,

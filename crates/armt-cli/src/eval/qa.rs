@@ -93,7 +93,7 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     if contexts.is_empty() {
         bail!("--qa: expected at least one question, got none");
     }
-    let model = args.device.open_weights(folder)?;
+    let model = args.device.open_weights(folder, args.adapter.as_deref())?;
     let words = Words::new(Arc::new(Tokenizer::load_for(folder, model.sizes().vocab)?), Some(model.config()))?;
     let hiding = match &own.distract {
         Some(folder) => Some(Hiding(Arc::new(Books::open(folder, words.tokenizer.clone())?))),

@@ -48,7 +48,7 @@ pub struct RetrievalArgs {
 
 pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     let (own, samples, batch) = (&args.retrieval, args.samples.unwrap_or(SAMPLES), args.batch.unwrap_or(BATCH));
-    let model = args.device.open_weights(folder)?;
+    let model = args.device.open_weights(folder, args.adapter.as_deref())?;
     let task = own.task(args.task, model.config().segment_size)?;
     // What would refuse any number of pairs must not merely leave none to ask about.
     task.check(1)?;

@@ -68,7 +68,7 @@ impl TextArgs {
 pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     let own = &args.text;
     let documents = own.documents()?;
-    let model = args.device.open_weights(folder)?;
+    let model = args.device.open_weights(folder, args.adapter.as_deref())?;
     let tokenizer = Tokenizer::load_for(folder, model.sizes().vocab)?;
     let words = Words::new(Arc::new(tokenizer), Some(model.config()))?;
     let stop = stop_on_signals()?;

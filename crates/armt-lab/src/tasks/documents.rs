@@ -6,6 +6,8 @@
 
 mod files;
 mod rows;
+#[cfg(feature = "parquet")]
+mod table;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

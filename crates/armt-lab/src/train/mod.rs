@@ -4,6 +4,7 @@ pub mod meter;
 pub mod origin;
 pub mod recipe;
 pub mod run_folder;
+mod start;
 pub mod step;
 pub mod tensorboard;
 pub mod trainer;

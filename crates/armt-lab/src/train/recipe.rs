@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use armt::adapter::LoraSettings;
 use armt::backbone::families::{self, Family};
 use armt::config::Config;
 use armt::engine::optim::{Clip, Decay, Schedule, Settings};
@@ -178,11 +179,22 @@ impl Default for OptimizerRecipe {
 }
 
 /// Which weights are changed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainRecipe {
     /// `all`, or `memory`: the backbone of `model.from` stays as it is.
     pub only: Only,
+    /// The backbone's own weights stay as they are, and a product of two thin matrices is trained for each of these projections, beside the memory.
+    pub lora: Option<LoraSettings>,
+    /// The folder of an adapter of `model.from` to begin with.
+    pub adapter: Option<PathBuf>,
+}
+
+impl TrainRecipe {
+    /// Whether the backbone's own weights stay as they are, so that what is trained is an adapter.
+    pub fn adapts(&self) -> bool {
+        self.only == Only::Memory || self.lora.is_some()
+    }
 }
 
 /// A part of a model that is trained.
@@ -313,8 +325,8 @@ impl Recipe {
         Ok(recipe)
     }
 
-    /// Every key with its value, defaults too, for comparison: `optimizer.lr` and `0.0003`. Where the model comes from is left out: a run has
-    /// its own from its first checkpoint on, and that folder may be gone.
+    /// Every key with its value, defaults too, for comparison: `optimizer.lr` and `0.0003`. Where the model and its adapter come from is left out: a
+    /// run has its own from its first checkpoint on, and these folders may be gone.
     pub fn record(&self) -> Result<BTreeMap<String, String>> {
         // Over its text, so that a number is as people write it.
         let json = |e: serde_json::Error| Error::Toml(e.to_string());
@@ -326,7 +338,7 @@ impl Recipe {
         let mut record = BTreeMap::new();
         flatten("", &value, &mut record);
         flatten("", &own, &mut record);
-        record.remove("model.from");
+        ["model.from", "train.adapter"].iter().for_each(|key| drop(record.remove(*key)));
         Ok(record)
     }
 

@@ -6,7 +6,10 @@
 //! last/                     config.json, model.safetensors, optimizer.safetensors, state.json, recipe.json; memory.safetensors where texts go on
 //!                           from one
 //! best/                     config.json, model.safetensors
+//! adapter/                  of the best model, where only an adapter is trained: adapter_config.json, adapter_model.safetensors
 //! ```
+//!
+//! Of an adapter that is trained `last/` has these files too, and base.safetensors: the base's values of the matrices that it changes.
 //!
 //! A checkpoint is replaced as a whole: written to `last.new`, brought to the disk, then `last` is renamed to `last.old`, `last.new` to
 //! `last`, and `last.old` is removed. `last.old` without `last` can only be a stop between the two renames, when `last.new` is
@@ -21,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use armt::State;
+use armt::adapter::{self, AdapterTraining};
 use armt::engine::DType;
 use armt::engine::optim::AdamW;
 use armt::files::{read_json, write_beside, write_json};
@@ -36,12 +40,18 @@ use crate::error::{Error, Result};
 const LOG: &str = "log.jsonl";
 const LAST: &str = "last";
 const BEST: &str = "best";
+const ADAPTER: &str = "adapter";
 const MEMORY: &str = "memory.safetensors";
 const RECIPE: &str = "recipe.json";
+const WEIGHTS: &str = "model.safetensors";
+const BASE: &str = "base.safetensors";
 /// What a checkpoint may hold.
-const FILES: [&str; 8] = [
+const FILES: [&str; 11] = [
     "config.json",
-    "model.safetensors",
+    WEIGHTS,
+    adapter::CONFIG,
+    adapter::TENSORS,
+    BASE,
     "optimizer.safetensors",
     "state.json",
     MEMORY,
@@ -56,6 +66,7 @@ pub struct RunFolder {
     log: File,
     tokenizer: Option<Arc<Tokenizer>>,
     recipe: Option<BTreeMap<String, String>>,
+    adapter: Option<Arc<AdapterTraining>>,
 }
 
 impl std::fmt::Debug for RunFolder {
@@ -75,9 +86,9 @@ impl RunFolder {
             )
         };
         // `last.new` alone is half of the first checkpoint: nothing was learned before it.
-        if let Some(found) = [LAST.to_string(), old(LAST), BEST.into(), new(BEST), old(BEST)].iter().find(|n| path.join(n).exists())
-        {
-            return Err(held(found));
+        let later = [BEST, ADAPTER].into_iter().flat_map(|name| [name.to_string(), new(name), old(name)]);
+        if let Some(found) = [LAST.to_string(), old(LAST)].into_iter().chain(later).find(|n| path.join(n).exists()) {
+            return Err(held(&found));
         }
         std::fs::create_dir_all(path).map_err(io(path))?;
         let file = path.join(LOG);
@@ -87,7 +98,7 @@ impl RunFolder {
             return Err(held(LOG));
         }
         remove(&path.join(new(LAST)))?;
-        Ok(RunFolder { path: path.into(), log, tokenizer: None, recipe: None })
+        Ok(RunFolder { path: path.into(), log, tokenizer: None, recipe: None, adapter: None })
     }
 
     /// The folder of a run to go on with, its checkpoints whole after whatever ended it. An error if there is no run, if it has no
@@ -100,13 +111,14 @@ impl RunFolder {
         let log = open_log(path)?;
         settle(path, LAST)?;
         settle(path, BEST)?;
+        settle(path, ADAPTER)?;
         if !path.join(LAST).is_dir() {
             return Err(Error::file(
                 path,
                 "expected a checkpoint to go on from, but the run ended before its first: begin it anew",
             ));
         }
-        Ok(RunFolder { path: path.into(), log, tokenizer: None, recipe: None })
+        Ok(RunFolder { path: path.into(), log, tokenizer: None, recipe: None, adapter: None })
     }
 
     /// The folder.
@@ -122,6 +134,11 @@ impl RunFolder {
     /// Where the best model is, or will be.
     pub fn best_folder(&self) -> PathBuf {
         self.path.join(BEST)
+    }
+
+    /// Where the best model's adapter is, or will be, where only an adapter is trained.
+    pub fn adapter_folder(&self) -> PathBuf {
+        self.path.join(ADAPTER)
     }
 
     /// Appends a line to the log. It is in the file when this returns.
@@ -160,8 +177,12 @@ impl RunFolder {
     /// on. If it fails, or the process dies in it, the one before stays. Numbers that are not finite are refused, as loading would refuse
     /// them.
     pub fn save_last(&self, model: &Model, optimizer: &AdamW, memory: Option<&State>, state: &impl Serialize) -> Result<()> {
-        self.replace(LAST, |folder| {
+        self.replace(LAST, WEIGHTS, |folder| {
             self.save_model(model, folder)?;
+            if let Some(adapter) = &self.adapter {
+                adapter.save(model, folder)?;
+                adapter.save_base(model, &folder.join(BASE))?;
+            }
             let path = folder.join("optimizer.safetensors");
             optimizer.save(&path)?;
             expect_finite(&path)?;
@@ -173,9 +194,23 @@ impl RunFolder {
         })
     }
 
-    /// Replaces the best model, in f32, as [`RunFolder::save_last`] does.
+    /// Replaces the best model, in f32, and its adapter where one is trained, as [`RunFolder::save_last`] does.
     pub fn save_best(&self, model: &Model) -> Result<()> {
-        self.replace(BEST, |folder| self.save_model(model, folder))
+        self.replace(BEST, WEIGHTS, |folder| self.save_model(model, folder))?;
+        let Some(adapter) = &self.adapter else { return Ok(()) };
+        self.replace(ADAPTER, adapter::TENSORS, |folder| Ok(adapter.save(model, folder)?))
+    }
+
+    /// From now on checkpoints have the adapter that is trained with them, or none.
+    pub fn keep_adapter(&mut self, adapter: Option<&Arc<AdapterTraining>>) {
+        self.adapter = adapter.cloned();
+    }
+
+    /// The adapter that the latest checkpoint was saved with, of `model`, with the checkpoint's weights; `None` if it has none.
+    pub fn load_adapter(&self, model: &Model) -> Result<Option<AdapterTraining>> {
+        let last = self.last_folder();
+        let kept = last.join(adapter::CONFIG).exists();
+        Ok(kept.then(|| AdapterTraining::load(&last, &last.join(BASE), model)).transpose()?)
     }
 
     /// From now on checkpoints have a tokenizer with them, or none.
@@ -212,11 +247,12 @@ impl RunFolder {
         Ok(path.exists().then(|| model.load_state(&path)).transpose()?)
     }
 
-    fn replace(&self, name: &str, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    /// Replaces a folder as a whole, by one whose tensors in `weights` are finite.
+    fn replace(&self, name: &str, weights: &str, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
         settle(&self.path, name)?;
         let [place, new, old] = [name.into(), new(name), old(name)].map(|n: String| self.path.join(n));
         std::fs::create_dir(&new).map_err(io(&new))?;
-        let written = write(&new).and_then(|()| expect_finite(&new.join("model.safetensors"))).and_then(|()| sync(&new));
+        let written = write(&new).and_then(|()| expect_finite(&new.join(weights))).and_then(|()| sync(&new));
         if let Err(error) = written {
             let _ = std::fs::remove_dir_all(&new);
             return Err(error);
@@ -270,7 +306,7 @@ fn remove(folder: &Path) -> Result<()> {
 /// process is at.
 pub fn remove_run(path: &Path) -> Result<()> {
     let foreign = |found: &Path| Error::file(found, "not removed: no run of training writes this");
-    let checkpoints: Vec<String> = [LAST, BEST].iter().flat_map(|name| [name.to_string(), new(name), old(name)]).collect();
+    let checkpoints: Vec<String> = [LAST, BEST, ADAPTER].iter().flat_map(|name| [name.to_string(), new(name), old(name)]).collect();
     for entry in std::fs::read_dir(path).map_err(io(path))? {
         let entry = entry.map_err(io(path))?;
         let (found, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());

@@ -4,8 +4,10 @@
 //! few numbers are copied to the device. Graphs of different shapes share their buffers.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use armt::State;
+use armt::adapter::AdapterTraining;
 use armt::engine::optim::AdamW;
 use armt::engine::{Graph, Tape, Tensor, Workspace, ops};
 use armt::model::Model;
@@ -24,6 +26,8 @@ const ROWS: usize = 64;
 pub struct Stepper<'m> {
     model: &'m Model,
     optimizer: AdamW,
+    /// What the optimizer's parameters belong to, where the model's own stay as they are.
+    adapter: Option<Arc<AdapterTraining>>,
     backprop: Backprop,
     schedule: ScheduleKind,
     /// The loss of the last step, f32 `[1]`.
@@ -56,7 +60,12 @@ impl<'m> Stepper<'m> {
     pub fn new(model: &'m Model, optimizer: AdamW, backprop: Backprop, schedule: ScheduleKind) -> Result<Self> {
         let device = model.device();
         let (loss, workspace) = (Tensor::from_slice(&[0f32], [1], device)?, Workspace::new(device));
-        Ok(Stepper { model, optimizer, backprop, schedule, loss, memory: None, shapes: HashMap::new(), workspace })
+        Ok(Stepper { model, optimizer, adapter: None, backprop, schedule, loss, memory: None, shapes: HashMap::new(), workspace })
+    }
+
+    /// The steps of an adapter, whose parameters the optimizer has.
+    pub fn adapting(self, adapter: Option<&Arc<AdapterTraining>>) -> Self {
+        Stepper { adapter: adapter.cloned(), ..self }
     }
 
     /// The optimizer.
@@ -174,6 +183,7 @@ impl<'m> Stepper<'m> {
     /// What a step does on the device, from the batches to the updated parameters.
     fn body(&self, batches: &[DeviceBatch], memory: Option<&State>) -> armt::Result<()> {
         self.optimizer.zero_grad()?;
+        self.adapter.as_ref().map_or(Ok(()), |adapter| adapter.zero_grad())?;
         self.loss.fill_zero()?;
         let share = 1.0 / batches.len() as f32;
         for batch in batches {
@@ -187,7 +197,9 @@ impl<'m> Stepper<'m> {
             tape.backward(&loss)?;
             self.loss.copy_from(&ops::add(&self.loss, &loss.detach())?)?;
         }
-        Ok(self.optimizer.apply()?)
+        self.adapter.as_ref().map_or(Ok(()), |adapter| adapter.pull())?;
+        self.optimizer.apply()?;
+        self.adapter.as_ref().map_or(Ok(()), |adapter| adapter.refresh())
     }
 }
 

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Instant;
 
+use armt::adapter::{Adapter, AdapterTraining};
 use armt::engine::optim::{AdamW, Group};
 use armt::engine::{DType, Device, Param};
 use armt::model::Model;
@@ -20,8 +21,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::origin::{Origin, best_of};
-use super::recipe::{EvalRecipe, ModelRecipe, Only, Recipe, Stage};
+use super::recipe::{EvalRecipe, ModelRecipe, Recipe, Stage};
 use super::run_folder::RunFolder;
+use super::start::Start;
 use super::step::Stepper;
 use super::tensorboard::EventWriter;
 use crate::error::{Error, Result};
@@ -188,19 +190,16 @@ pub fn train(
     device.reset_peak();
     while let (Some(stage), Some(sizes)) = (recipe.stages.get(progress.stage), recipe.sizes(progress.stage)) {
         let config = configs[progress.stage].clone();
-        let model = match weights.take() {
+        // Of a run that is under way everything is in its folder.
+        let from = origin.as_ref().filter(|_| !resume && progress.total == 0);
+        let (model, adapter) = match weights.take() {
             Some(weights) => {
-                let blank = match recipe.train.only {
-                    Only::All => Model::blank,
-                    Only::Memory => Model::blank_for_memory,
-                };
-                let model = blank(config, dtype, device)?;
-                model.set_weights(&weights)?;
-                model
+                Start { train: &recipe.train, seed: recipe.seed, weights, from }.model(config, folder, (dtype, device))?
             }
-            None => Model::fresh(config, recipe.seed, dtype, device)?,
+            None => (Model::fresh(config, recipe.seed, dtype, device)?, None),
         };
-        let mut optimizer = optimizer(recipe, &model)?;
+        folder.keep_adapter(adapter.as_ref());
+        let mut optimizer = optimizer(recipe, &model, adapter.as_deref())?;
         if progress.total == 0 {
             // So that a run that dies early can be resumed too.
             folder.save_last(&model, &optimizer, None, &progress)?;
@@ -212,7 +211,7 @@ pub fn train(
                 return Err(Error::file(&path, message));
             }
         }
-        let mut stepper = Stepper::new(&model, optimizer, recipe.backprop, ScheduleKind::Auto)?;
+        let mut stepper = Stepper::new(&model, optimizer, recipe.backprop, ScheduleKind::Auto)?.adapting(adapter.as_ref());
         if progress.step > 0
             && let Some(memory) = folder.load_memory(&model)?
         {
@@ -248,7 +247,10 @@ pub fn train(
             return Ok(Ending::Finished { measure, score });
         }
         model.set_weights(&best)?;
-        folder.save_last(&model, &self::optimizer(recipe, &model)?, None, &progress)?;
+        if let Some(adapter) = &adapter {
+            adapter.take(&Adapter::open(&folder.adapter_folder())?, &model)?;
+        }
+        folder.save_last(&model, &self::optimizer(recipe, &model, adapter.as_deref())?, None, &progress)?;
         weights = Some(best);
     }
     Err(Error::config("stage", "one of the recipe's", progress.stage))
@@ -280,8 +282,9 @@ fn new_stage(key: &str, recipe: &BTreeMap<String, String>) -> bool {
     !recipe.keys().any(|known| known.starts_with(&stage))
 }
 
-fn optimizer(recipe: &Recipe, model: &Model) -> Result<AdamW> {
-    let params: Vec<Param> = model.params().into_iter().filter(|p| p.is_trainable()).cloned().collect();
+fn optimizer(recipe: &Recipe, model: &Model, adapter: Option<&AdapterTraining>) -> Result<AdamW> {
+    let all = || model.params().into_iter().filter(|p| p.is_trainable()).cloned().collect();
+    let params: Vec<Param> = adapter.map_or_else(all, |adapter| adapter.params(model));
     let group = Group { params, weight_decay: recipe.optimizer.weight_decay, rate: 1.0 };
     Ok(AdamW::new(vec![group], recipe.settings())?)
 }
@@ -428,7 +431,7 @@ impl StageRun<'_> {
 
     fn gradient_norm(&self) -> Result<f64> {
         let mut sum = 0.0;
-        for p in self.model.params().into_iter().filter(|p| p.is_trainable()) {
+        for p in self.stepper.optimizer().params() {
             sum += p.grad()?.to_vec::<f32>()?.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>();
         }
         Ok(sum.sqrt())

@@ -137,6 +137,12 @@ pub trait Recurrent: Send + Sync {
         Ok(None)
     }
 
+    /// The matrices of the layers that an adapter can change, each with its module's name as Hugging Face has it
+    /// (`transformer.h.0.attn.c_attn`); none if there is no such backbone.
+    fn projections(&self) -> Vec<(String, Entry<'_>)> {
+        Vec::new()
+    }
+
     /// Every tensor of the model's file with the values that it has around a plain backbone: the backbone's, and of the memory those that the model
     /// has. `each` hears them one after the other.
     fn adopted(&self, tensors: &Tensors, _seed: u64, each: &mut dyn FnMut(&Entry<'_>, Vec<f32>) -> Result<()>) -> Result<()> {

@@ -70,6 +70,13 @@ impl Transformer {
         if carried.is_empty() { self.learned_tokens(tape, texts) } else { Ok(Some(self.memory.tokens_from_top(tape, carried)?)) }
     }
 
+    /// The name that Hugging Face has for a tensor of the backbone.
+    fn plain_name(&self, name: &str) -> String {
+        let (cell, inside) = self.wrapping;
+        let name = name.strip_prefix(cell).unwrap_or(name);
+        if inside.is_empty() { name.to_string() } else { name.replacen(&format!(".{inside}"), ".", 1) }
+    }
+
     fn memory_step<'a>(&'a self, context: StepContext<'a>, layers: Range<usize>) -> Step<'a> {
         let StepContext { tape, padding, backprop } = context;
         Step { tape, layers, padding, backprop, blocks: &self.backbone.blocks }
@@ -242,20 +249,24 @@ impl Recurrent for Transformer {
         self.memory.has_fixed_steps()
     }
 
+    fn projections(&self) -> Vec<(String, Entry<'_>)> {
+        // A matrix of each layer: neither the tables nor the norms are.
+        let is_projection = |e: &Entry<'_>| !e.of_memory && e.shape.len() == 2 && e.param.value().dims().len() == 3;
+        let projections = self.entries().into_iter().filter(is_projection);
+        projections.map(|e| (self.plain_name(e.name.trim_end_matches(".weight")), e)).collect()
+    }
+
     fn plain(&self) -> Result<Option<Vec<Found>>> {
-        let (cell, inside) = self.wrapping;
         let (d, Around { before, after, wrapped }) = (self.sizes().width, self.around);
         let mut tensors = Vec::new();
         for entry in self.entries().iter().filter(|e| !e.of_memory) {
-            let name = entry.name.strip_prefix(cell).unwrap_or(&entry.name);
-            let name = if inside.is_empty() { name.to_string() } else { name.replacen(&format!(".{inside}"), ".", 1) };
             let (mut shape, mut values) = (entry.shape.clone(), entry.export(&entry.param.value().to_f32_vec()?));
             if wrapped && self.backbone.embedding.positions.as_ref().is_some_and(|p| p.name() == entry.param.name()) {
                 // Rows of memory tokens, before the others and after them.
                 shape[0] -= before + after;
                 values = values[before * d..][..shape[0] * d].to_vec();
             }
-            tensors.push((self.family.head_name(name), shape, values));
+            tensors.push((self.family.head_name(self.plain_name(&entry.name)), shape, values));
         }
         Ok(Some(tensors))
     }

@@ -54,6 +54,22 @@ impl Entry<'_> {
         std::iter::once(self.name.as_str()).chain(self.aliases.iter().map(String::as_str))
     }
 
+    /// Its layer, of a parameter that stacks them.
+    pub fn layer(&self) -> usize {
+        self.at.start / self.at.len().max(1)
+    }
+
+    /// Of a matrix: the columns of our parameter that are its outputs, and how a file's `[out, ..]` is stored in a parameter that has these
+    /// columns alone.
+    pub fn outputs(&self) -> (Range<usize>, Layout) {
+        let columns = |n: usize| Layout::Columns { from: 0, columns: n };
+        match self.layout {
+            Layout::Plain => (0..self.shape[1], columns(self.shape[1])),
+            Layout::Columns { from, .. } => (from..from + self.shape[0], columns(self.shape[0])),
+            Layout::Interleaved { .. } => (0..self.shape[0], self.layout),
+        }
+    }
+
     /// Refuses a file's tensor of another shape.
     pub fn expect_shape(&self, path: &Path, name: &str, shape: &[usize]) -> Result<()> {
         if shape == self.shape {

@@ -21,7 +21,7 @@ pub enum Fill {
 }
 
 /// What a model's parameters are made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// To be used: values in the type of the computation, zero until they are set, and nothing beside them.
     Use,
@@ -29,8 +29,9 @@ pub enum Purpose {
     Train,
     /// To be trained from scratch: drawn from this seed.
     TrainFresh(u64),
-    /// The memory's to be trained, the others in the type of the computation and nothing beside them; all zero until they are set.
-    TrainMemory,
+    /// The memory's to be trained, and those of the backbone with these names, the others in the type of the computation and nothing beside them; all
+    /// zero until they are set.
+    TrainMemory(Vec<String>),
     /// To be written to a file beside a backbone's own: the memory's are those of [`Purpose::TrainFresh`], the others are never written or read
     /// and take no memory.
     Wrap(u64),
@@ -73,10 +74,14 @@ impl Maker {
         expect_room(name, &[shape, &[size_of::<f32>()]].concat())?;
         let (n, device, dtype) = (shape.iter().product(), self.compute.device(), self.compute.dtype());
         let Some(random) = &mut self.random else {
-            return Ok(match self.purpose {
-                Purpose::Use => Param::frozen(name, &Tensor::zeros(shape, dtype, device)?, dtype)?,
-                Purpose::TrainMemory if !self.of_memory => Param::frozen(name, &Tensor::zeros(shape, dtype, device)?, dtype)?,
-                _ => Param::new(name, &Tensor::zeros(shape, DType::F32, device)?, dtype)?,
+            let frozen = match &self.purpose {
+                Purpose::Use => true,
+                Purpose::TrainMemory(also) => !self.of_memory && !also.iter().any(|own| own == name),
+                _ => false,
+            };
+            return Ok(match frozen {
+                true => Param::frozen(name, &Tensor::zeros(shape, dtype, device)?, dtype)?,
+                false => Param::new(name, &Tensor::zeros(shape, DType::F32, device)?, dtype)?,
             });
         };
         if matches!(self.purpose, Purpose::Wrap(_)) && !self.of_memory {

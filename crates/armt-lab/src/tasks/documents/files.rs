@@ -75,13 +75,20 @@ pub fn is_table(path: &Path) -> Result<bool> {
     match kind(path) {
         Some("txt" | "md") => Ok(false),
         Some("jsonl") => Ok(true),
-        Some("parquet") => Err(Error::file(path, "expected .txt, .md or .jsonl; a parquet table can be written as .jsonl")),
+        Some("parquet") if packing(path).is_some() => {
+            Err(Error::file(path, "expected a parquet table that is not packed as a whole"))
+        }
+        Some("parquet") if cfg!(feature = "parquet") => Ok(true),
+        Some("parquet") => Err(Error::file(
+            path,
+            "expected .txt, .md or .jsonl: this program was built without parquet (cargo build --features parquet); the table can be written as .jsonl",
+        )),
         _ => Err(Error::file(path, "expected a file whose name ends in .txt, .md or .jsonl, with .gz or .zst after it or not")),
     }
 }
 
 /// What a file is when it is unpacked, by its name: `jsonl` of `notes.jsonl.zst`.
-fn kind(path: &Path) -> Option<&str> {
+pub(super) fn kind(path: &Path) -> Option<&str> {
     let name = if packing(path).is_some() { Path::new(path.file_stem()?) } else { path };
     name.extension().and_then(|e| e.to_str())
 }

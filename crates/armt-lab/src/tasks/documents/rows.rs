@@ -1,6 +1,6 @@
-//! Rows of a table and lines of a text, with their numbers for messages.
+//! Rows of tables and lines of texts, with their numbers for messages.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -8,10 +8,12 @@ use serde_json::Value;
 use super::files::open;
 use crate::error::{Error, Result};
 
-/// A line of a file.
+/// A line of a file, or a row of a parquet table as such a line.
 #[derive(Clone, Debug)]
 pub struct Row {
     path: PathBuf,
+    /// What is counted.
+    unit: &'static str,
     /// Its number, from 1.
     pub line: usize,
     text: String,
@@ -25,7 +27,7 @@ impl Row {
 
     /// An error about this line.
     pub fn error(&self, message: impl std::fmt::Display) -> Error {
-        Error::file(&self.path, format!("line {}: {message}", self.line))
+        Error::file(&self.path, format!("{} {}: {message}", self.unit, self.line))
     }
 
     /// The row as JSON. What is no object is an error with its line.
@@ -51,10 +53,12 @@ pub fn field<'v>(value: &'v Value, path: &str) -> Option<&'v Value> {
     path.split('.').try_fold(value, |value, name| first(value)?.get(name)).and_then(first)
 }
 
-/// The lines of a file, unpacked.
+/// The lines of a file, unpacked, or the rows of a parquet table.
 pub struct Rows {
     path: PathBuf,
-    lines: BufReader<Box<dyn Read + Send>>,
+    /// What is counted.
+    unit: &'static str,
+    texts: Box<dyn Iterator<Item = Result<Vec<u8>>> + Send>,
     line: usize,
     ended: bool,
 }
@@ -62,7 +66,14 @@ pub struct Rows {
 impl Rows {
     /// Opens a file.
     pub fn open(path: &Path) -> Result<Self> {
-        Ok(Rows { path: path.into(), lines: BufReader::new(open(path)?), line: 0, ended: false })
+        #[cfg(feature = "parquet")]
+        if super::files::kind(path) == Some("parquet") {
+            let texts = Box::new(super::table::Table::open(path)?);
+            return Ok(Rows { path: path.into(), unit: "row", texts, line: 0, ended: false });
+        }
+        let (lines, file) = (BufReader::new(open(path)?).split(b'\n'), path.to_path_buf());
+        let texts = lines.map(move |line| line.map_err(|source| Error::Io { path: file.clone(), source }));
+        Ok(Rows { path: path.into(), unit: "line", texts: Box::new(texts), line: 0, ended: false })
     }
 }
 
@@ -72,25 +83,20 @@ impl Iterator for Rows {
     /// The next line that is not empty. One that is not UTF-8, and a file that cannot be read or unpacked to its end, is an error.
     fn next(&mut self) -> Option<Result<Row>> {
         while !self.ended {
-            let mut bytes = Vec::new();
-            let read = self.lines.read_until(b'\n', &mut bytes);
+            let next = self.texts.next();
             self.line += 1;
-            match read {
-                Ok(0) => self.ended = true,
-                Ok(_) => {
-                    let Ok(text) = String::from_utf8(bytes) else {
-                        self.ended = true;
-                        return Some(Err(Error::file(&self.path, format!("line {}: expected UTF-8 text", self.line))));
-                    };
-                    let text = text.trim_end_matches(['\n', '\r']).to_string();
-                    if !text.trim().is_empty() {
-                        return Some(Ok(Row { path: self.path.clone(), line: self.line, text }));
-                    }
-                }
-                Err(source) => {
-                    self.ended = true;
-                    return Some(Err(Error::Io { path: self.path.clone(), source }));
-                }
+            self.ended = !matches!(next, Some(Ok(_)));
+            let bytes = match next? {
+                Ok(bytes) => bytes,
+                Err(error) => return Some(Err(error)),
+            };
+            let Ok(text) = String::from_utf8(bytes) else {
+                self.ended = true;
+                return Some(Err(Error::file(&self.path, format!("{} {}: expected UTF-8 text", self.unit, self.line))));
+            };
+            let text = text.trim_end_matches('\r').to_string();
+            if !text.trim().is_empty() {
+                return Some(Ok(Row { path: self.path.clone(), unit: self.unit, line: self.line, text }));
             }
         }
         None

@@ -64,8 +64,20 @@ impl Recipe {
         if every == 0 || samples == 0 || batch == 0 {
             return refuse("eval", "every, samples and batch of at least 1", &"0");
         }
-        if matches!(self.model, ModelRecipe::Fresh(_)) && self.train.only == Only::Memory {
-            return refuse("train.only", "all, or model.from with weights that stay as they are", &"memory");
+        if matches!(self.model, ModelRecipe::Fresh(_)) {
+            let from = "model.from with weights that stay as they are";
+            if self.train.only == Only::Memory {
+                return refuse("train.only", &format!("all, or {from}"), &"memory");
+            }
+            if self.train.lora.is_some() {
+                return refuse("train.lora", &format!("nothing, or {from}"), &"LoRA of a fresh model");
+            }
+            if let Some(adapter) = &self.train.adapter {
+                return refuse("train.adapter", "nothing, or model.from, which it is an adapter of", &adapter.display());
+            }
+        }
+        if let Some(lora) = &self.train.lora {
+            lora.check().map_err(|e| at("train.lora", e.into()))?;
         }
         if matches!(self.model, ModelRecipe::Fresh(_)) && self.memory.is_none() {
             return refuse("memory", "a section [memory]", &"none");
