@@ -89,7 +89,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     }
     let machine = machine(&device)?;
     crate::say(format_args!("{machine}, {dtype}"))?;
-    let backprop = Backprop { recompute: args.recompute, unwind: args.unwind, truncate: 0 };
+    let backprop = Backprop { recompute: args.recompute, unwind: args.unwind, ..Backprop::default() };
     let (repeats, schedule, accumulate) = (args.repeats, args.schedule, args.accumulate);
     let way = Way { repeats, schedule, backprop, accumulate, check: args.check };
     let mut figures = Figures { machine, timings: Vec::new() };

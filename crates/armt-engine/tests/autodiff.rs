@@ -220,3 +220,32 @@ fn bf16_on_the_cpu_goes_through_f32() {
     assert_eq!(w.grad().unwrap().dtype(), DType::F32);
     assert!(values(w.grad().unwrap()).iter().any(|g| *g != 0.0));
 }
+
+#[test]
+fn a_seed_counts_as_if_its_part_were_added_to_the_loss() {
+    let (x, weights) = (tensor(&[3, 5], 21), tensor(&[5, 4], 22));
+    let gradient = |seeded: bool, heard: bool| {
+        let tape = Tape::new();
+        let x = tape.variable(&x);
+        let y = ops::matmul(&x, &weights).unwrap();
+        let part = ops::mul(&y, &y).unwrap();
+        let mut loss = ops::sum(&x).unwrap();
+        if heard {
+            loss = ops::add(&loss, &ops::sum(&y).unwrap()).unwrap();
+        }
+        match seeded {
+            true => tape.seed(&y, &ops::scale(&y.detach(), 2.0).unwrap()).unwrap(),
+            false => loss = ops::add(&loss, &ops::sum(&part).unwrap()).unwrap(),
+        }
+        tape.backward(&loss).unwrap();
+        values(&tape.grad(&x).unwrap())
+    };
+    // Also where nothing else goes back through what is seeded.
+    for heard in [true, false] {
+        let (seeded, added) = (gradient(true, heard), gradient(false, heard));
+        assert!(seeded.iter().zip(&added).all(|(s, a)| (s - a).abs() < 1e-5), "{seeded:?} is not {added:?}");
+    }
+    let (tape, other) = (Tape::new(), tensor(&[2], 1));
+    tape.seed(&other, &other).unwrap();
+    assert!(tape.seed(&other, &tensor(&[3], 1)).is_err(), "a gradient of another shape");
+}

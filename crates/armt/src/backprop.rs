@@ -4,7 +4,7 @@ use armt_engine::DType;
 use serde::{Deserialize, Serialize};
 
 /// By default through all segments, with everything kept that they need.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Backprop {
     /// Keep only the inputs of each layer's block and compute it again on the way back: a third more time, a fraction of the memory.
@@ -15,6 +15,9 @@ pub struct Backprop {
     pub unwind: bool,
     /// Gradients do not go back from one stretch of this many segments to the one before; 0: they go back through all.
     pub truncate: usize,
+    /// So many times the mean importance of all that is written to the associative memory is added to what is differentiated, but not to the loss
+    /// that is told: the memory learns to leave out what is not asked for. 0: not at all.
+    pub sparse: f32,
 }
 
 impl Backprop {

@@ -211,6 +211,31 @@ fn writes_that_wait_for_their_read_give_the_same_gradients_and_memory() {
     }
 }
 
+/// The cost of importance is a mean over all writes: the same however the grid is walked, and what a step down its gradient lowers.
+#[test]
+fn a_cost_of_importance_is_one_of_all_writes_and_teaches_to_write_less() {
+    for memory in memories().into_iter().filter(|m| m.kind() == "associative") {
+        let model = small::model_of_spread(small::config("gpt2", 3, memory, 4, Alignment::Left), 17, 0.1, &Device::cpu());
+        let (text, state) = (tokens(2, 22, 18), model.empty(2).unwrap());
+        let with = |schedule, backprop| gradients(&model, &text, 3, &state, schedule, backprop);
+        let sparse = Backprop { sparse: 0.5, ..Backprop::default() };
+        let plain = with(ScheduleKind::Sequential, Backprop::default());
+        let costed = with(ScheduleKind::Sequential, sparse);
+        let others = [sparse, Backprop { unwind: true, ..sparse }, Backprop { recompute: true, ..sparse }]
+            .map(|b| with(ScheduleKind::Auto, b));
+        for (other, p) in
+            others.iter().flat_map(|other| other.iter().zip(&costed).zip(model.params())).map(|((o, c), p)| (off(o, c), p))
+        {
+            assert!(other < 1e-4, "{} is off by {other}", p.name());
+        }
+        // Importance is sigmoid(h . w + bias): its bias has the mean of s (1 - s) over all writes from the cost, and a little by what later
+        // segments read.
+        let bias = model.params().iter().position(|p| p.name().contains("beta_bias")).unwrap();
+        let added: f32 = costed[bias].iter().zip(&plain[bias]).map(|(c, p)| c - p).sum();
+        assert!((0.5 * 0.15..=0.5 * 0.3).contains(&added), "the cost moves the bias by {added}");
+    }
+}
+
 #[test]
 fn truncated_gradients_are_those_of_the_last_stretch_alone() {
     for memory in memories() {

@@ -150,6 +150,16 @@ impl Tape {
         self.lock().slots[node.id].gradient().cloned()
     }
 
+    /// Counts on the way back as if something were added to the loss whose gradient with respect to `tensor` is `gradient`. Nothing happens for a
+    /// tensor that this tape does not track.
+    pub fn seed(&self, tensor: &Tensor, gradient: &Tensor) -> Result<()> {
+        gradient.expect_shape("seed", "the gradient", tensor.shape())?;
+        let Some(node) = tensor.node.as_ref().filter(|n| n.tape.same(self)) else { return Ok(()) };
+        let mut inner = self.lock();
+        let slot = inner.slots.get_mut(node.id).ok_or_else(|| Error::Tape("this tape was played already".into()))?;
+        slot.add(gradient.detach())
+    }
+
     /// Plays the tape backwards from a scalar, with gradient 1. The records are consumed.
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
         if loss.elements() != 1 {

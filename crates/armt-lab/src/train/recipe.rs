@@ -258,6 +258,9 @@ pub struct Stage {
     /// Another `decay` for this stage.
     #[serde(default)]
     pub decay: Option<f32>,
+    /// Another `backprop.sparse` for this stage.
+    #[serde(default)]
+    pub sparse: Option<f32>,
     /// Another `eval.patience` for this stage: 0 where the rate shall fall to its end.
     #[serde(default)]
     pub patience: Option<u64>,
@@ -265,7 +268,7 @@ pub struct Stage {
 
 impl Stage {
     /// The keys of every stage.
-    const KEYS: [&str; 9] = ["batch", "accumulate", "steps", "vary", "carry", "until", "lr", "decay", "patience"];
+    const KEYS: [&str; 10] = ["batch", "accumulate", "steps", "vary", "carry", "until", "lr", "decay", "sparse", "patience"];
 }
 
 /// Keys that earlier versions wrote down for every run, whatever its task, and the value that they had where they said nothing.

@@ -186,11 +186,12 @@ impl<'m> Stepper<'m> {
         self.adapter.as_ref().map_or(Ok(()), |adapter| adapter.zero_grad())?;
         self.loss.fill_zero()?;
         let share = 1.0 / batches.len() as f32;
+        let backprop = Backprop { sparse: self.backprop.sparse * share, ..self.backprop };
         for batch in batches {
             let tape = Tape::new();
             // The way back needs the memory that the step began from, so it gets a copy of its own.
             let state = memory.map_or_else(|| self.model.empty(batch.inputs.texts()), State::copied)?;
-            let (loss, after) = self.model.batch_loss(&tape, batch, &state, self.schedule, self.backprop)?;
+            let (loss, after) = self.model.batch_loss(&tape, batch, &state, self.schedule, backprop)?;
             // Before the way back, which may unwind it in place.
             memory.map_or(Ok(()), |memory| memory.overwrite(&after))?;
             let loss = ops::scale(&loss, share)?;

@@ -15,7 +15,7 @@ use armt::engine::optim::{AdamW, Group};
 use armt::engine::{DType, Device, Param};
 use armt::model::Model;
 use armt::random::Random;
-use armt::schedule::ScheduleKind;
+use armt::schedule::{Backprop, ScheduleKind};
 use armt::weights::Tensors;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -211,7 +211,8 @@ pub fn train(
                 return Err(Error::file(&path, message));
             }
         }
-        let mut stepper = Stepper::new(&model, optimizer, recipe.backprop, ScheduleKind::Auto)?.adapting(adapter.as_ref());
+        let backprop = Backprop { sparse: stage.sparse.unwrap_or(recipe.backprop.sparse), ..recipe.backprop };
+        let mut stepper = Stepper::new(&model, optimizer, backprop, ScheduleKind::Auto)?.adapting(adapter.as_ref());
         if progress.step > 0
             && let Some(memory) = folder.load_memory(&model)?
         {

@@ -76,6 +76,8 @@ pub struct Step<'a> {
     pub padding: Option<&'a Padding>,
     /// How gradients go back.
     pub backprop: Backprop,
+    /// Segments of the whole pass.
+    pub segments: usize,
     /// The transformer's blocks.
     pub blocks: &'a Arc<Blocks>,
 }

@@ -45,6 +45,8 @@ pub struct StepContext<'a> {
     pub padding: Option<&'a Padding>,
     /// How gradients go back.
     pub backprop: Backprop,
+    /// Segments of the whole pass.
+    pub segments: usize,
 }
 
 /// A model over segments.

@@ -40,7 +40,7 @@ impl Schedule for Diagonal {
             }; // [n, B, T, d]
             let paddings = (lo..=hi).map(|l| places[t - l].padding.as_ref());
             let padding = Padding::stacked(recurrence.compute(), paddings, state.texts(), x.dims()[2])?;
-            let context = StepContext { tape, padding: padding.as_ref(), backprop };
+            let context = StepContext { tape, padding: padding.as_ref(), backprop, segments: count };
             if hi == layers - 1 && !places[t - hi].wanted {
                 (pipe, memory) = recurrence.step_unheard(context, lo..hi + 1, &x, memory)?;
             } else {

@@ -28,7 +28,7 @@ impl Schedule for Sequential {
         let mut embedded = Embedded::default();
         for (s, place) in inputs.places().iter().enumerate() {
             pass.expect_on()?;
-            let context = StepContext { tape, padding: place.padding.as_ref(), backprop };
+            let context = StepContext { tape, padding: place.padding.as_ref(), backprop, segments: inputs.places().len() };
             let mut h = match carries {
                 true => recurrence.embed(tape, inputs, s..s + 1, &carried)?,
                 false => embedded.segment(recurrence, tape, inputs, s)?,

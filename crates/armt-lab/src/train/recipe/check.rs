@@ -112,6 +112,13 @@ impl Recipe {
         if let Some(decay) = stage.decay.filter(|decay| !(*decay >= 0.0 && decay.is_finite())) {
             return Err(Error::config("decay", "a number of at least 0", decay));
         }
+        let sparse = stage.sparse.unwrap_or(self.backprop.sparse);
+        if !(sparse >= 0.0 && sparse.is_finite()) {
+            return Err(Error::config("sparse", "a number of at least 0", sparse));
+        }
+        if sparse > 0.0 && self.memory.as_ref().is_some_and(|m| m.kind() != "associative") {
+            return Err(Error::config("sparse", "0 with a memory that is not associative", sparse));
+        }
         if stage.carry > 0.0 && stage.accumulate > 1 {
             return Err(Error::config("accumulate", "1 where memories are carried on", stage.accumulate));
         }

@@ -239,6 +239,13 @@ impl Memory for AssociativeMemory {
     }
 }
 
+/// The gradient of `cost` times the sum of all importance sigmoid(beta).
+fn importance_slope(beta: &Tensor, cost: f32) -> Result<Tensor> {
+    // s (1 - s), without the difference's rounding where s is near 1.
+    let slope = ops::mul(&ops::sigmoid(beta)?, &ops::sigmoid(&ops::scale(beta, -1.0)?)?)?;
+    Ok(ops::scale(&slope, cost)?)
+}
+
 fn take_pending(memory: &mut LayerState) -> Option<Box<Pending>> {
     memory.waiting.take().and_then(|write| write.downcast().ok())
 }
@@ -335,6 +342,10 @@ impl AssociativeMemory {
         let bias = weight(&self.beta_bias)?;
         let beta = ops::linear(tokens, &weight(&self.beta)?, Linear { bias: Some(&bias), ..Linear::default() })?;
         let beta = ops::reshape(&beta, [n, texts, m])?;
+        if step.tape.is_recording() && step.backprop.sparse > 0.0 {
+            let writes = self.value.value().dims()[0] * texts * m * step.segments;
+            step.tape.seed(&beta, &importance_slope(&beta.detach(), step.backprop.sparse / writes as f32)?)?;
+        }
         let fresh = &mut memory.fresh[rows.clone()];
         let first = if fresh.iter().flatten().any(|fresh| *fresh) {
             let flags: Vec<i32> = fresh.iter().flatten().map(|fresh| i32::from(*fresh)).collect();
