@@ -6,6 +6,7 @@
 //! ```
 //!
 //! Prints tokens a second of all clients together, and how long questions took: alone, before anybody reads, and while all read.
+//! A client sends `--piece` KiB at a time, 64 if not given: on a GPU 1024, or the clients keep it waiting.
 //! `--requests N` asks N questions instead, one after the other on one connection each, and ends.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -92,6 +93,7 @@ fn main() -> Result<()> {
         return Err("expected the server's address and a text file".into());
     };
     let (clients, seconds, requests) = (option("--clients", 64), option("--seconds", 20), option("--requests", 0));
+    let kib = option("--piece", 64) as usize;
     let book = std::fs::read(book)?;
     let mut asking = Connection::open(address)?;
     let id = asking.memory()?;
@@ -112,7 +114,7 @@ fn main() -> Result<()> {
                     let id = connection.memory()?;
                     let mut at = client * 7919 % book.len();
                     while !over.load(Ordering::Relaxed) {
-                        let piece = &book[at..book.len().min(at + (64 << 10))];
+                        let piece = &book[at..book.len().min(at + (kib << 10))];
                         connection.call("POST", &format!("/v1/memories/{id}/text"), piece)?;
                         at = (at + piece.len()) % book.len();
                     }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use armt::Session;
 use armt::text::Source;
+use armt::{Session, SideBySide};
 use axum::body::Bytes;
 use tokio::sync::{Notify, watch};
 
@@ -17,8 +17,11 @@ use crate::refusal::{Refusal, Reply};
 
 /// Bytes of a text that wait to be read before its sender has to.
 const WAITING: usize = 1 << 20;
-/// How long a reading of shares should take: shares grow below it and shrink above.
+/// How long a reading of shares should take: shares grow below it and shrink above. Between shares a GPU waits for tokens.
 const AT_ONCE: [Duration; 2] = [Duration::from_millis(60), Duration::from_millis(200)];
+const AT_ONCE_ON_GPU: [Duration; 2] = [Duration::from_millis(400), Duration::from_millis(1200)];
+/// Segments of a group on a GPU. Texts side by side fill it with few, and what does not fill a group stays out of the memory.
+const GROUP_ON_GPU: u64 = 16;
 
 /// How far a text is.
 #[derive(Clone, Debug, Default)]
@@ -183,15 +186,17 @@ impl Readings {
 
     /// Reads until [`Readings::end`]: the work of a thread.
     pub fn run(&self) {
-        let mut share = 16 << 10;
+        let (mut share, mut reader) = (16 << 10, None);
         while let Some(texts) = self.next() {
             let start = Instant::now();
-            let full = self.read(&texts, share);
+            let full = self.read(&mut reader, &texts, share);
             let time = start.elapsed();
             Metrics::add_time(&self.metrics.reading, time);
-            if time > AT_ONCE[1] {
+            let on_gpu = texts.first().is_some_and(|text| text.memory.now().session.model().device().is_cuda());
+            let at_once = if on_gpu { AT_ONCE_ON_GPU } else { AT_ONCE };
+            if time > at_once[1] {
                 share = (share / 2).max(4 << 10);
-            } else if time < AT_ONCE[0] && full {
+            } else if time < at_once[0] && full {
                 share = (share * 2).min(WAITING);
             }
         }
@@ -224,7 +229,7 @@ impl Readings {
     }
 
     /// Reads a share of each text, and ends those that are at their end. Whether some have more.
-    fn read(&self, texts: &[Arc<Text>], share: usize) -> bool {
+    fn read(&self, reader: &mut Option<SideBySide>, texts: &[Arc<Text>], share: usize) -> bool {
         let mut full = false;
         let mut parts = Vec::new();
         for text in texts {
@@ -238,7 +243,8 @@ impl Readings {
         }
         let (some, none): (Vec<_>, Vec<_>) = parts.into_iter().partition(|(_, bytes, _)| !bytes.is_empty());
         none.into_iter().for_each(|(text, _, _)| self.finish(text, None));
-        let results = self.read_side_by_side(&some.iter().map(|(text, bytes, _)| (*text, bytes.as_slice())).collect::<Vec<_>>());
+        let shares: Vec<(&Arc<Text>, &[u8])> = some.iter().map(|(text, bytes, _)| (*text, bytes.as_slice())).collect();
+        let results = read_side_by_side(reader, &shares);
         for ((text, bytes, at_end), result) in some.into_iter().zip(results) {
             let put = result.and_then(|(session, change)| self.put(text, session, bytes.len() as u64, change));
             match put {
@@ -248,28 +254,6 @@ impl Readings {
             }
         }
         full
-    }
-
-    /// Texts whose reading fails together are read alone: what is wrong with one is not the others' fault.
-    fn read_side_by_side(&self, parts: &[(&Arc<Text>, &[u8])]) -> Vec<Result<(Session, Change), String>> {
-        if parts.is_empty() {
-            return Vec::new();
-        }
-        let before: Vec<Arc<Session>> = parts.iter().map(|(text, _)| text.memory.now().session).collect();
-        let mut after: Vec<Session> = before.iter().map(|session| session.fork()).collect();
-        let sources = |parts: &[(&Arc<Text>, &[u8])]| {
-            let source = |(_, bytes): &(_, &[u8])| Source::reader("the text".as_ref(), std::io::Cursor::new(bytes.to_vec()));
-            parts.iter().map(source).collect()
-        };
-        let of = |before: &Session, after: Session| match change(before, &after) {
-            Ok(change) => Ok((after, change)),
-            Err(refusal) => Err(refusal.to_string()),
-        };
-        match Session::read_all(&mut after, sources(parts)) {
-            Ok(()) => before.iter().zip(after).map(|(before, after)| of(before, after)).collect(),
-            Err(error) if parts.len() == 1 => vec![Err(error.to_string())],
-            Err(_) => parts.iter().flat_map(|part| self.read_side_by_side(std::slice::from_ref(part))).collect(),
-        }
     }
 
     fn put(&self, text: &Text, session: Session, bytes: u64, change: Change) -> Result<(), String> {
@@ -298,4 +282,33 @@ impl Readings {
         text.progress.send_modify(|progress| (progress.done, progress.failed) = (failed.is_none(), failed));
         text.taken.notify_waiters();
     }
+}
+
+/// Texts whose reading fails together are read alone: what is wrong with one is not the others' fault.
+fn read_side_by_side(reader: &mut Option<SideBySide>, parts: &[(&Arc<Text>, &[u8])]) -> Vec<Result<(Session, Change), String>> {
+    let before: Vec<Arc<Session>> = parts.iter().map(|(text, _)| text.memory.now().session).collect();
+    let mut after: Vec<Session> = before.iter().map(|session| session.fork()).collect();
+    let source = |(_, bytes): &(_, &[u8])| Source::reader("the text".as_ref(), std::io::Cursor::new(bytes.to_vec()));
+    let of = |before: &Session, after: Session| match change(before, &after) {
+        Ok(change) => Ok((after, change)),
+        Err(refusal) => Err(refusal.to_string()),
+    };
+    match read_all(reader, &mut after, parts.iter().map(source).collect()) {
+        Ok(()) => before.iter().zip(after).map(|(before, after)| of(before, after)).collect(),
+        Err(error) if parts.len() == 1 => vec![Err(error.to_string())],
+        Err(_) => parts.iter().flat_map(|part| read_side_by_side(reader, std::slice::from_ref(part))).collect(),
+    }
+}
+
+/// Reads with the reader that there is, or the first.
+fn read_all(reader: &mut Option<SideBySide>, sessions: &mut [Session], texts: Vec<Source>) -> armt::Result<()> {
+    let Some(session) = sessions.first() else { return Ok(()) };
+    let reader = match reader {
+        Some(reader) => reader,
+        none => {
+            let new = SideBySide::new(session)?;
+            none.insert(if session.model().device().is_cuda() { new.in_groups_of(GROUP_ON_GPU) } else { new })
+        }
+    };
+    reader.read(sessions, texts)
 }

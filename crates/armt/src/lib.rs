@@ -67,5 +67,5 @@ pub use armt_engine as engine;
 pub use config::Config;
 pub use error::{Error, Result};
 pub use model::Model;
-pub use session::Session;
+pub use session::{Session, SideBySide};
 pub use state::State;

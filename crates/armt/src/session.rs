@@ -184,28 +184,7 @@ impl Session {
     /// Reads a text into each of some sessions of one model, side by side, to their ends. The texts may have any lengths: each session is
     /// then as it would be if it had read alone, on the CPU to the bit. Where one fails all stay as they are.
     pub fn read_all(sessions: &mut [Self], texts: Vec<Source>) -> Result<()> {
-        let first = expect_one_model(sessions)?;
-        first.expect_memory()?;
-        if texts.len() != sessions.len() {
-            return Err(Error::Texts { state: sessions.len(), texts: texts.len() });
-        }
-        let (threads, mut reader) = (TokenizerThreads::shared()?, Reader::new(&first.model, first.model.empty(1)?)?);
-        let (mut states, mut streams) = (Vec::new(), Vec::new());
-        for (session, source) in sessions.iter().zip(texts) {
-            let (state, text) = session.without_text()?;
-            states.push(state);
-            streams.push(TokenStream::new(session.tokenizer.clone(), vec![source])?.after(&text).on_threads(&threads));
-        }
-        reader.begin_each(states)?;
-        let mut tokens: Vec<Tokens<'_>> = streams.iter_mut().map(|stream| stream as Tokens<'_>).collect();
-        reader.read_all(&mut tokens, &mut |_| ControlFlow::Continue(()))?;
-        let with_rest = |(state, stream): (State, &TokenStream)| {
-            let tokens = state.tails()[0].tokens.clone();
-            state.with_tails(vec![Tail { tokens, text: stream.rest() }])
-        };
-        let states = reader.states()?.into_iter().zip(&streams).map(with_rest).collect::<Result<Vec<_>>>()?;
-        sessions.iter_mut().zip(states).for_each(|(session, state)| session.take(state));
-        Ok(())
+        SideBySide::new(expect_one_model(sessions)?)?.read(sessions, texts)
     }
 
     /// The state, and apart from it the end of the text that is no tokens yet.
@@ -302,6 +281,72 @@ fn expect_one_model(sessions: &[Session]) -> Result<&Session> {
     match sessions.iter().all(|session| session.owner.is_same(&first.owner)) {
         true => Ok(first),
         false => Err(Error::input("sessions of one model", "sessions of several")),
+    }
+}
+
+/// Reads texts into sessions of one model, side by side, again and again: what it has recorded for a GPU is kept from reading to reading.
+pub struct SideBySide {
+    reader: Reader,
+    owner: Arc<Owner>,
+    threads: Arc<TokenizerThreads>,
+}
+
+impl SideBySide {
+    /// For sessions of the model of this one. A model that keeps nothing between segments cannot read and is refused.
+    pub fn new(session: &Session) -> Result<Self> {
+        session.expect_memory()?;
+        let reader = Reader::new(&session.model, session.model.empty(1)?)?;
+        Ok(SideBySide { reader, owner: session.owner.clone(), threads: TokenizerThreads::shared()? })
+    }
+
+    /// With groups of so many segments: [`Reader::in_groups_of`].
+    pub fn in_groups_of(self, segments: u64) -> Self {
+        SideBySide { reader: self.reader.in_groups_of(segments), ..self }
+    }
+
+    /// Reads a text into each session, as [`Session::read_all`] does.
+    pub fn read(&mut self, sessions: &mut [Session], texts: Vec<Source>) -> Result<()> {
+        if texts.len() != sessions.len() {
+            return Err(Error::Texts { state: sessions.len(), texts: texts.len() });
+        }
+        if !expect_one_model(sessions)?.owner.is_same(&self.owner) {
+            return Err(Error::input("sessions of one model", "sessions of another"));
+        }
+        let (mut states, mut streams) = (Vec::new(), Vec::new());
+        for (session, source) in sessions.iter().zip(texts) {
+            let (state, text) = session.without_text()?;
+            states.push(state);
+            streams.push(TokenStream::new(session.tokenizer.clone(), vec![source])?.after(&text));
+        }
+        self.reader.begin_each(states)?;
+        let rests = match self.reader.is_on_gpu() {
+            true => self.read_ahead(streams)?,
+            false => self.read_in_turn(streams)?,
+        };
+        let with_rest = |(state, text): (State, OpenText)| {
+            let tokens = state.tails()[0].tokens.clone();
+            state.with_tails(vec![Tail { tokens, text }])
+        };
+        let states = self.reader.states()?.into_iter().zip(rests).map(with_rest).collect::<Result<Vec<_>>>()?;
+        sessions.iter_mut().zip(states).for_each(|(session, state)| session.take(state));
+        Ok(())
+    }
+
+    /// One text is tokenized at a time, on all threads. Gives what the texts' ends left open.
+    fn read_in_turn(&mut self, streams: Vec<TokenStream>) -> Result<Vec<OpenText>> {
+        let mut streams: Vec<TokenStream> = streams.into_iter().map(|stream| stream.on_threads(&self.threads)).collect();
+        let mut tokens: Vec<Tokens<'_>> = streams.iter_mut().map(|stream| stream as Tokens<'_>).collect();
+        self.reader.read_all(&mut tokens, &mut |_| ControlFlow::Continue(()))?;
+        Ok(streams.iter().map(TokenStream::rest).collect())
+    }
+
+    /// Texts are tokenized ahead, each on a thread of its own, while a GPU reads.
+    fn read_ahead(&mut self, streams: Vec<TokenStream>) -> Result<Vec<OpenText>> {
+        let start = |stream| TokenPrefetch::start(stream, Arc::default());
+        let mut streams: Vec<TokenPrefetch> = streams.into_iter().map(start).collect::<Result<_>>()?;
+        let mut tokens: Vec<Tokens<'_>> = streams.iter_mut().map(|stream| stream as Tokens<'_>).collect();
+        self.reader.read_all(&mut tokens, &mut |_| ControlFlow::Continue(()))?;
+        Ok(streams.iter().map(|stream| stream.rest().cloned().unwrap_or_default()).collect())
     }
 }
 

@@ -16,8 +16,8 @@ use crate::schedule::{Pass, Schedule};
 use crate::segment::Segment;
 use crate::state::State;
 
-/// Recordings that are kept. One text has few shapes; texts that end one after the other have many, each with copies of its memory.
-const MOST_RECORDED: usize = 4;
+/// Recordings that are kept. One text has few shapes; of many texts powers of two run, each recording with copies of their memory.
+const MOST_RECORDED: usize = 8;
 
 /// Runs groups of one model.
 pub(super) struct Groups {

@@ -11,6 +11,7 @@
 //!
 //! On CUDA the tokens of the next group are gathered while the device works on one, and only whole groups go into a memory whose text may go
 //! on: kernels are picked by how many layers run at a time, so that the bits of a group depend on its size. On the CPU they do not.
+//! [`Reader::in_groups_of`] takes another size: many texts fill a GPU with short groups, which leave less of a text open.
 
 mod group;
 mod plan;
@@ -62,6 +63,8 @@ pub struct Reader {
     /// The group that the device may still be working on.
     under_way: Option<UnderWay>,
     groups: Groups,
+    /// Segments of a group.
+    group: u64,
 }
 
 struct UnderWay {
@@ -82,7 +85,8 @@ impl Reader {
     pub fn with_schedule(model: &Model, state: State, schedule: ScheduleKind) -> Result<Self> {
         let groups = Groups::new(model.clone(), schedule.schedule(model.recurrence())?);
         let (states, open) = (Vec::new(), Vec::new());
-        let mut reader = Reader { model: model.clone(), states, open, ended: true, under_way: None, groups };
+        let group = if model.device().is_cuda() { 256 } else { 32 };
+        let mut reader = Reader { model: model.clone(), states, open, ended: true, under_way: None, groups, group };
         reader.begin(state)?;
         Ok(reader)
     }
@@ -120,7 +124,18 @@ impl Reader {
     /// Segments that go through the model together: several times the layers of usual models, so that diagonals are mostly full. A slow
     /// device takes fewer, because a reading stops only between groups.
     pub fn group(&self) -> u64 {
-        if self.model.device().is_cuda() { 256 } else { 32 }
+        self.group
+    }
+
+    /// Whether the model computes on a GPU.
+    pub(crate) fn is_on_gpu(&self) -> bool {
+        self.model.device().is_cuda()
+    }
+
+    /// The reader with groups of so many segments, at least one. On a GPU a memory's bits depend on it, so that all of a text should be read in
+    /// groups of one size.
+    pub fn in_groups_of(self, segments: u64) -> Self {
+        Reader { group: segments.max(1), ..self }
     }
 
     /// From now on a reading ends as soon as this is set, within a group too: the memory is then that before the group, whose tokens are left
@@ -219,7 +234,7 @@ impl Reader {
     }
 
     fn read_groups(&mut self, texts: &mut [Tokens<'_>], each: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<End> {
-        let (size, cuda) = (self.model.config().segment_size, self.model.device().is_cuda());
+        let (size, cuda) = (self.model.config().segment_size, self.is_on_gpu());
         let mut ended = vec![false; texts.len()];
         loop {
             match self.gather(texts, &mut ended) {
@@ -292,7 +307,9 @@ impl Reader {
         let (size, mut states, mut taken) = (self.model.config().segment_size, self.states.clone(), vec![0; self.states.len()]);
         for (tokens, texts) in runs {
             // A memory that has nothing yet is another shape of work, and may have no tensors to stack.
-            for (_, rows) in alike(texts.iter().map(|text| states[*text].is_empty())) {
+            let parts = alike(texts.iter().map(|text| states[*text].is_empty()));
+            let batches: Vec<Vec<usize>> = parts.into_iter().flat_map(|(_, rows)| self.batches(rows)).collect();
+            for rows in batches {
                 let texts: Vec<usize> = rows.into_iter().map(|row| texts[row]).collect();
                 let ids = texts.iter().flat_map(|text| self.open[*text][taken[*text]..][..*tokens].iter().copied()).collect();
                 let batch = Batch { ids, texts: texts.len(), mask: None };
@@ -311,6 +328,20 @@ impl Reader {
         let tokens = self.open.iter_mut().zip(taken).map(|(open, taken)| open.drain(..taken).collect()).collect();
         self.under_way = Some(UnderWay { tokens, states });
         Ok(())
+    }
+
+    /// The batches in which some texts run. On a GPU, where a batch of a size that was never seen costs much, some of the texts run as powers of
+    /// two, so that few sizes come again and again.
+    fn batches(&self, mut texts: Vec<usize>) -> Vec<Vec<usize>> {
+        if !self.is_on_gpu() || texts.len() == self.states.len() {
+            return vec![texts];
+        }
+        let mut batches = Vec::new();
+        while !texts.is_empty() {
+            let rest = texts.split_off(1 << texts.len().ilog2());
+            batches.push(std::mem::replace(&mut texts, rest));
+        }
+        batches
     }
 
     /// Waits for the group under way, if there is one, and tells how far the reading is.
