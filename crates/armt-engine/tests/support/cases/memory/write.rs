@@ -32,7 +32,13 @@ fn cases(rule: WriteRule) -> Vec<Case> {
             let way = Way { rule, nu, correction };
             let (a, z) = memory(&mut rng, n, 2 * nu * dm, d);
             let k = unequal(spread(&mut rng, &[n, m, dm], 1.0), dm);
-            let mut inputs = vec![k, normal(&mut rng, &[n, m, d]), normal(&mut rng, &[n, m]), a, z];
+            let mut v = normal(&mut rng, &[n, m, d]);
+            if rule == WriteRule::Projected && dm < 3 {
+                // Two numbers have one feature. What a write takes away does not depend on its size then, so that all of the key's gradient
+                // is v's part: where v is small, it is what is left of terms hundreds of times as large.
+                v = v.map(|x| 1.0 + x.abs());
+            }
+            let mut inputs = vec![k, v, normal(&mut rng, &[n, m]), a, z];
             if first {
                 inputs.push(integers(&[n], |i| i32::from(i % 2 == 0)));
             }
