@@ -110,10 +110,14 @@ pub fn segments(batch: &Batch, size: usize, alignment: Alignment) -> Result<Vec<
 /// One range of a batch as a segment of `width` columns.
 pub fn segment(batch: &Batch, range: Range<usize>, width: usize) -> Segment {
     let (tokens, pad) = (batch.tokens(), width - range.len());
+    // By whole rows: between two groups a GPU waits for this.
     let gather = |source: &[i32]| -> Vec<i32> {
-        (0..batch.texts)
-            .flat_map(|b| std::iter::repeat_n(0, pad).chain(source[b * tokens..][range.clone()].iter().copied()))
-            .collect()
+        let mut rows = Vec::with_capacity(batch.texts * width);
+        for b in 0..batch.texts {
+            rows.extend(std::iter::repeat_n(0, pad));
+            rows.extend_from_slice(&source[b * tokens..][range.clone()]);
+        }
+        rows
     };
     let mask = match &batch.mask {
         Some(mask) => Some(gather(mask)),

@@ -311,7 +311,7 @@ impl Reader {
             let batches: Vec<Vec<usize>> = parts.into_iter().flat_map(|(_, rows)| self.batches(rows)).collect();
             for rows in batches {
                 let texts: Vec<usize> = rows.into_iter().map(|row| texts[row]).collect();
-                let ids = texts.iter().flat_map(|text| self.open[*text][taken[*text]..][..*tokens].iter().copied()).collect();
+                let ids = texts.iter().map(|text| &self.open[*text][taken[*text]..][..*tokens]).collect::<Vec<_>>().concat();
                 let batch = Batch { ids, texts: texts.len(), mask: None };
                 let ranges = (0..*tokens).step_by(size).map(|from| from..(from + size).min(*tokens));
                 let segments: Vec<Segment> = ranges.map(|range| segment(&batch, range, size)).collect();

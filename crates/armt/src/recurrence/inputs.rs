@@ -107,7 +107,7 @@ impl Inputs {
 }
 
 fn all_ids(segments: &[Segment]) -> Vec<i32> {
-    segments.iter().flat_map(|s| s.ids.iter().copied()).collect()
+    segments.iter().map(|s| s.ids.as_slice()).collect::<Vec<_>>().concat()
 }
 
 /// A mask of `width` columns with the positions around them, which are never hidden.
