@@ -27,7 +27,7 @@ mod error;
 pub mod machine;
 pub mod ops;
 pub mod optim;
-mod paths;
+pub mod paths;
 mod tape;
 mod tensor;
 

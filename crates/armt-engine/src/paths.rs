@@ -15,7 +15,11 @@
 //! linear                one column, cuBLASLt with or without an epilogue   linear
 //! norm, softmax, loss   lanes that hold a row, or a block                  norm, softmax, short_row
 //! sums over an axis     kernels by width, pieces of the summed axis        sum_columns, sum_pieces
+//! rows of a table       ranges and pieces that gradients are summed in       scatter_pieces
+//! logits                rows that exist at a time                          logits_rows
+//! products              when cuBLASLt's suggestions are tried              tries_suggestions (cuda/tune.rs)
 //! threads of the CPU    when another one pays                              rows_per_piece, attention_tasks, product_pieces
+//! last layer            only its memory tokens, or all                     narrow_pays
 //! ```
 
 use crate::ops::attention::Layout;
@@ -205,6 +209,55 @@ pub(crate) fn sum_pieces(card: Card, tiles: usize, middle: usize, inner: usize) 
     wanted.min(most).clamp(1, 1024)
 }
 
+/// Positions that a block of an embedding's way back lists at a time; `CHUNK` of the kernel.
+const SCATTER_CHUNK: usize = 2048;
+/// Most bytes of the sums of its pieces.
+const SCATTER_BYTES: usize = 32 << 20;
+
+/// How the gradient of a table is summed on CUDA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ScatterPieces {
+    /// Rows of the table that a block owns.
+    pub(crate) span: usize,
+    /// Positions of a piece.
+    pub(crate) length: usize,
+    /// Pieces, each with sums of its own.
+    pub(crate) pieces: usize,
+}
+
+/// Ranges of rows enough to fill the card, for `tiles` blocks of columns, and for small tables, where one range would look through all
+/// positions, pieces of the positions too. A row's place in its range and a position in its chunk share one int.
+pub(crate) fn scatter_pieces(card: Card, [n, vocabulary, d]: [usize; 3], tiles: usize) -> ScatterPieces {
+    let wanted = (card.multiprocessors * 8 / tiles.max(1)).max(vocabulary.div_ceil(1 << 20)).max(1);
+    let most = SCATTER_BYTES / (vocabulary * d * 4).max(1);
+    let length = n.div_ceil(most.clamp(1, 1024)).next_multiple_of(SCATTER_CHUNK).max(2 * SCATTER_CHUNK);
+    ScatterPieces { span: vocabulary.div_ceil(wanted).max(1), length, pieces: n.div_ceil(length).max(1) }
+}
+
+/// Most bytes of logits that exist at a time where the caller does not choose.
+const LOGITS_BYTES: usize = 64 << 20;
+
+/// Rows of logits that exist at a time: as asked, or as many as fit, in whole tiles of a product where that is more than one.
+pub(crate) fn logits_rows(asked: usize, rows: usize, row_bytes: usize) -> usize {
+    let fit = LOGITS_BYTES / row_bytes;
+    let whole = if fit > 64 { fit / 64 * 64 } else { fit };
+    (if asked == 0 { whole } else { asked }).clamp(1, rows.max(1))
+}
+
+/// Whether cuBLASLt's suggestions for a product of so many operations are tried: smaller ones are over before it matters.
+pub(crate) fn tries_suggestions(operations: f64) -> bool {
+    operations >= 2e8
+}
+
+/// Elements of a layer's inputs, B T d, from which on a GPU gains by computing only the memory tokens of a last layer that nobody hears: the few
+/// rows are kernels of their own. Of w1's shape 4 texts have as many: they gain at most 1 %, 8 texts 4 %, and 2 would lose 6 %.
+const NARROW_FROM: usize = 3 << 19;
+
+/// Whether that pays for a layer's inputs of so many elements. On the CPU it always does.
+pub fn narrow_pays(elements: usize, cuda: bool) -> bool {
+    !cuda || elements >= NARROW_FROM
+}
+
 /// Element operations that are not worth another thread of the CPU: some 10 us of work, what handing it over costs.
 const GRAIN: usize = 1 << 14;
 
@@ -321,5 +374,14 @@ mod tests {
         assert_eq!(product_pieces(Sizes { batch: 8, ..s }, 2), ProductPieces { pieces: 1, by_rows: true, serial: false });
         assert_eq!(product_pieces(Sizes { m: 4, ..s }, 2), ProductPieces { pieces: 2, by_rows: false, serial: false });
         assert!(product_pieces(Sizes { m: 1, n: 8, ..s }, 2).serial);
+    }
+
+    #[test]
+    fn a_chunk_of_logits_is_at_most_64_mib_and_at_least_a_row() {
+        assert_eq!(logits_rows(0, 10_000, 50_257 * 2), 640);
+        assert_eq!(logits_rows(0, 100, 50_257 * 2), 100);
+        assert_eq!(logits_rows(0, 100, 100 << 20), 1);
+        assert_eq!(logits_rows(7, 100, 4), 7);
+        assert_eq!(logits_rows(7, 0, 4), 1);
     }
 }

@@ -15,13 +15,12 @@ use super::CudaDevice;
 use super::blas::{Blas, Product};
 use super::kernels::hash;
 use crate::error::Result;
+use crate::paths;
 use crate::tensor::DType;
 use crate::tensor::pool::Block;
 
 /// Set to `off`, every product runs with the library's first suggestion; to `any`, with the fastest, whatever its bits.
 const VARIABLE: &str = "ARMT_TUNE";
-/// Products of fewer operations are over before it matters.
-const LEAST_OPERATIONS: f64 = 2e8;
 /// Runs that are timed together.
 const RUNS: usize = 5;
 /// Another algorithm must take at most this share of the first one's time: less could be noise.
@@ -90,7 +89,7 @@ impl CudaDevice {
     /// Which of the `suggestions` for a product to take.
     pub(super) fn choose(&self, blas: &Blas, choices: &mut Choices, p: &Product, suggestions: usize) -> Result<usize> {
         let operations = 2.0 * p.m as f64 * p.n as f64 * p.k as f64 * p.batch as f64;
-        if suggestions < 2 || operations < LEAST_OPERATIONS || choices.among == Among::First {
+        if suggestions < 2 || !paths::tries_suggestions(operations) || choices.among == Among::First {
             return Ok(0);
         }
         let name = hash(&[format!("{:?}", p.key()).as_bytes()]);

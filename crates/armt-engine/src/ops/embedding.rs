@@ -11,6 +11,7 @@ use super::{cast, cuda_of};
 use crate::cpu::embedding as cpu;
 use crate::cuda::CudaDevice;
 use crate::error::{Error, Result};
+use crate::paths::{self, ScatterPieces};
 use crate::tape::{Backward, Grads, Target, record};
 use crate::tensor::{DType, Shape, Tensor};
 
@@ -87,19 +88,9 @@ fn add_in_f32(target: &Target, pieces: usize, elements: usize, add: impl FnOnce(
     add_sum(&sums, [1, pieces, elements], target)
 }
 
-/// Positions that a block lists at a time; `CHUNK` of the kernel.
-const CHUNK: usize = 2048;
-/// Most bytes of the sums of pieces.
-const PIECES_BYTES: usize = 32 << 20;
-
 fn scatter(cuda: &CudaDevice, dy: &Tensor, ids: &Tensor, [n, vocabulary, d]: [usize; 3], target: &Target) -> Result<()> {
     let tiles = d.div_ceil(256);
-    // Enough ranges to fill the card. A row's place in its range and a position in its chunk share one int.
-    let wanted = (cuda.card().multiprocessors * 8 / tiles.max(1)).max(vocabulary.div_ceil(1 << 20)).max(1);
-    let span = vocabulary.div_ceil(wanted).max(1);
-    let most = PIECES_BYTES / (vocabulary * d * 4).max(1);
-    let length = n.div_ceil(most.clamp(1, 1024)).next_multiple_of(CHUNK).max(2 * CHUNK);
-    let pieces = n.div_ceil(length).max(1);
+    let ScatterPieces { span, length, pieces } = paths::scatter_pieces(cuda.card(), [n, vocabulary, d], tiles);
     add_in_f32(target, pieces, vocabulary * d, |sums| {
         let launch = cuda.kernel(OP, dy.dtype(), "embedding_backward")?.grid(vocabulary.div_ceil(span), tiles, pieces);
         launch.arg(dy).arg(ids).arg(sums).arg(n).arg(d).arg(vocabulary).arg(span).arg(length).run()

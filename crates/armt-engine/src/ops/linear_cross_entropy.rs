@@ -7,12 +7,11 @@ use super::cross_entropy::{check_targets, gradient, mean_loss, row_losses};
 use super::matmul::{add_sum, multiply};
 use super::{Sizes, to_f32};
 use crate::error::{Error, Result};
+use crate::paths;
 use crate::tape::{Backward, Grads, Target, record};
 use crate::tensor::{DType, Tensor};
 
 const OP: &str = "linear_cross_entropy";
-/// Most bytes of a chunk of logits where the caller does not choose.
-const CHUNK_BYTES: usize = 64 << 20;
 
 /// The mean cross entropy of the logits h W^T, as f32 `[1]`: h `[.., d]`, weight `[V, d]` (an embedding table, or a head stored as
 /// one), i32 targets `[..]` as in [`cross_entropy`](super::cross_entropy()). `chunk_rows` rows of logits exist at a time; 0 takes
@@ -39,18 +38,11 @@ pub fn linear_cross_entropy(h: &Tensor, weight: &Tensor, targets: &Tensor, chunk
         h: h.view([rows, d]),
         weight: weight.detach(),
         targets: targets.view([rows]),
-        chunk: chunk_of(chunk_rows, rows, classes * h.dtype().size()),
+        chunk: paths::logits_rows(chunk_rows, rows, classes * h.dtype().size()),
     };
     chunked.each(|c| row_losses(&c.logits, &c.targets, Some(&c.of(&lse)), &c.of(&losses)))?;
     let (loss, share) = mean_loss(&losses, targets)?;
     Ok(record(&[h, weight], loss, || LinearCrossEntropy { chunked, lse, share, shape: h.shape() }))
-}
-
-/// Rows a chunk: as asked, or as many as fit, in whole tiles of a product where that is more than one.
-fn chunk_of(asked: usize, rows: usize, row_bytes: usize) -> usize {
-    let fit = CHUNK_BYTES / row_bytes;
-    let whole = if fit > 64 { fit / 64 * 64 } else { fit };
-    (if asked == 0 { whole } else { asked }).clamp(1, rows.max(1))
 }
 
 /// The operands, and how many rows of logits exist at a time.
@@ -163,15 +155,6 @@ mod tests {
     use super::*;
     use crate::tape::{Param, Tape};
     use crate::tensor::Device;
-
-    #[test]
-    fn a_chunk_of_logits_is_at_most_64_mib_and_at_least_a_row() {
-        assert_eq!(chunk_of(0, 10_000, 50_257 * 2), 640);
-        assert_eq!(chunk_of(0, 100, 50_257 * 2), 100);
-        assert_eq!(chunk_of(0, 100, 100 << 20), 1);
-        assert_eq!(chunk_of(7, 100, 4), 7);
-        assert_eq!(chunk_of(7, 0, 4), 1);
-    }
 
     #[test]
     fn operands_that_do_not_fit_are_refused() {

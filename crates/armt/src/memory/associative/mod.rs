@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use armt_engine::machine::expect_room;
 use armt_engine::ops::{self, Linear, WriteRule};
+use armt_engine::paths::narrow_pays;
 use armt_engine::{DType, Param, Tape, Tensor};
 use pending::{Pending, rows_from, shared, store};
 use serde::{Deserialize, Serialize};
@@ -28,10 +29,6 @@ use crate::state::{Begins, Extent, LayerState, PartLayout, StateLayout};
 use crate::weights::{EntryList, Fill, Layout, Maker};
 
 pub(super) const KIND: Kind = Kind { name: "associative", settings: read::<Associative> };
-
-/// Elements of a layer's inputs, B T d, from which on a GPU gains by leaving out most of the last layer. Of w1's shape 4 texts have as many:
-/// they gain at most 1 %, 8 texts 4 %, and 2 would lose 6 %.
-const NARROW_FROM: usize = 3 << 19;
 
 /// The associative memory's numbers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -194,9 +191,7 @@ impl Memory for AssociativeMemory {
 
     /// The last layer computes only its memory tokens, where that is less work.
     fn step_unheard(&self, step: &Step<'_>, x: &Tensor, memory: LayerState) -> Result<(Option<Tensor>, LayerState)> {
-        // The few rows are kernels of their own, which pay on a GPU only beside large ones.
-        let large = x.elements() / x.dims()[0] >= NARROW_FROM || !self.compute.device().is_cuda();
-        if step.backprop.recompute || !large {
+        if step.backprop.recompute || !narrow_pays(x.elements() / x.dims()[0], self.compute.device().is_cuda()) {
             let (y, memory) = self.step(step, x, memory)?;
             let before = y.dims()[0] - 1;
             return Ok(((before > 0).then(|| ops::rows(&y, 0..before)).transpose()?, memory));
