@@ -149,3 +149,19 @@ fn bad_parameters_are_named() {
     assert!(matches!(error, Error::Argument { .. }) && error.to_string().contains("twice"));
     assert!(AdamW::new(vec![], Settings::default()).is_err());
 }
+
+#[test]
+fn a_gradient_that_is_not_finite_changes_nothing_where_its_norm_is_taken() {
+    for bad in [f32::NAN, f32::INFINITY] {
+        let p = param("p", &[1.0, 2.0, 3.0]);
+        let settings = Settings { clip: Clip::Norm(1.0), ..Settings::default() };
+        let mut optimizer = AdamW::new(vec![group(&[&p], 0.1)], settings).unwrap();
+        p.grad().unwrap().overwrite(&[0.5f32, bad, 0.5]).unwrap();
+        optimizer.step(0.1).unwrap();
+        assert_eq!(p.value().to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0]);
+        // Nor is anything of it left for the next step.
+        p.grad().unwrap().overwrite(&[0.5f32, 0.5, 0.5]).unwrap();
+        optimizer.step(0.1).unwrap();
+        assert!(p.value().to_vec::<f32>().unwrap().iter().zip([1.0, 2.0, 3.0]).all(|(now, then)| now.is_finite() && *now < then));
+    }
+}

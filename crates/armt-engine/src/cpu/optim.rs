@@ -22,6 +22,9 @@ pub(crate) struct Rates {
 const PIECE: usize = 1 << 14;
 
 pub(crate) fn adamw(value: &mut [f32], grad: &[f32], mean: &mut [f32], square: &mut [f32], r: Rates) {
+    if r.factor < 0.0 {
+        return;
+    }
     let piece = |(((p, g), m), v): (((&mut [f32], &[f32]), &mut [f32]), &mut [f32])| {
         simd!({
             let keep = 1.0 - r.lr * r.decay;
@@ -62,7 +65,7 @@ pub(crate) fn sum_of_squares(x: &[f32]) -> f64 {
     parts.iter().sum()
 }
 
-/// The factor that brings a norm down to `most`, as PyTorch has it.
+/// The factor that brings a norm down to `most`, as PyTorch has it. Below 0 where the norm is not finite: a step by it changes nothing.
 pub(crate) fn norm_factor(norm: f32, most: f32) -> f32 {
-    (most / (norm + 1e-6)).min(1.0)
+    if norm.is_finite() { (most / (norm + 1e-6)).min(1.0) } else { -1.0 }
 }

@@ -25,7 +25,7 @@ use crate::tensor::{DType, Tensor};
 pub enum Clip {
     /// Not at all.
     None,
-    /// All gradients are scaled so that their common norm is at most this.
+    /// All gradients are scaled so that their common norm is at most this. Gradients whose norm is not finite change nothing.
     Norm(f32),
     /// Every element is clamped to this distance from 0.
     Value(f32),

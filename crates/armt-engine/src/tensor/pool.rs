@@ -83,6 +83,12 @@ fn size_class(bytes: usize) -> usize {
     bytes.max(1).div_ceil(step) * step
 }
 
+/// What a host buffer of a class is allocated as, with room to begin it at a multiple of HOST_ALIGN. No more alignment is asked for than the
+/// system's allocator gives anyway: it would write all zeros itself, where large zeroed memory costs nothing until it is used.
+fn host_layout(class: usize) -> Option<Layout> {
+    Layout::from_size_align(class.checked_add(HOST_ALIGN)?, 2 * size_of::<usize>()).ok()
+}
+
 impl Pool {
     pub(crate) fn new(source: Source) -> Arc<Self> {
         Arc::new(Pool { source: Arc::new(source), free: Mutex::default(), counters: Arc::default(), parent: None })
@@ -159,15 +165,22 @@ impl Pool {
                         return Err(Error::OutOfMemory { device: "cpu".into(), requested: class, free, total, pooled });
                     }
                 }
-                let layout = Layout::from_size_align(class, HOST_ALIGN)
-                    .map_err(|_| Error::unsupported("allocation", format!("{class} bytes exceed the address space")))?;
+                let layout = host_layout(class)
+                    .ok_or_else(|| Error::unsupported("allocation", format!("{class} bytes exceed the address space")))?;
                 // SAFETY: the layout has a non-zero size (a class is at least 512 bytes). Zeroed, so that reading a buffer before
                 // a kernel wrote it is a wrong number, never undefined behaviour.
-                let ptr = unsafe { std::alloc::alloc_zeroed(layout) };
-                if ptr.is_null() {
+                let start = unsafe { std::alloc::alloc_zeroed(layout) };
+                if start.is_null() {
                     return Err(Error::OutOfMemory { device: "cpu".into(), requested: class, free: 0, total: 0, pooled });
                 }
-                ptr as usize
+                let skip = HOST_ALIGN - start as usize % HOST_ALIGN;
+                // SAFETY: `start` is aligned to two words, so that `skip` is at least two, and at most the HOST_ALIGN that the layout has beyond
+                // the class: the buffer lies inside, and the word before it too.
+                unsafe {
+                    let buffer = start.add(skip);
+                    buffer.cast::<*mut u8>().sub(1).write(start);
+                    buffer as usize
+                }
             }
             Source::Cuda(context) => match context.alloc(class)? {
                 Some(address) => address,
@@ -202,9 +215,13 @@ impl Pool {
 
     fn raw_free(&self, address: usize, class: usize) {
         match &*self.source {
-            // SAFETY: `address` came from `alloc_zeroed` with this very layout, and nothing refers to it any more.
+            // SAFETY: `address` came from `raw_alloc`, which has left where the allocation begins in the word before it and has asked for this very
+            // layout, and nothing refers to it any more.
             Source::Host => unsafe {
-                std::alloc::dealloc(address as *mut u8, Layout::from_size_align_unchecked(class, HOST_ALIGN));
+                let start = (address as *const *mut u8).sub(1).read();
+                if let Some(layout) = host_layout(class) {
+                    std::alloc::dealloc(start, layout);
+                }
             },
             Source::Cuda(context) => context.free(address),
         }

@@ -166,6 +166,9 @@ pub struct OptimizerRecipe {
     pub clip_value: f32,
     /// Scale the gradient to at most this norm; 0: not at all. Not together with `clip_value`.
     pub clip_norm: f32,
+    /// Steps in a row that may have a loss or a gradient that is not finite before the run ends. Such a step changes nothing, and a memory that was
+    /// carried on begins anew. Only with `clip_norm`.
+    pub skip: u32,
     /// Share of a stage's steps that the rate takes to rise.
     pub warmup: f32,
     /// The rate falls along a line that reaches 0 after this many times the stage's steps; 0: it stays.
@@ -174,7 +177,7 @@ pub struct OptimizerRecipe {
 
 impl Default for OptimizerRecipe {
     fn default() -> Self {
-        OptimizerRecipe { lr: 3e-4, weight_decay: 1e-3, clip_value: 1.0, clip_norm: 0.0, warmup: 0.1, decay: 2.0 }
+        OptimizerRecipe { lr: 3e-4, weight_decay: 1e-3, clip_value: 1.0, clip_norm: 0.0, skip: 0, warmup: 0.1, decay: 2.0 }
     }
 }
 

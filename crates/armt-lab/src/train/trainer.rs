@@ -369,7 +369,7 @@ impl StageRun<'_> {
     ) -> Result<ControlFlow<()>> {
         let schedule = self.recipe.schedule(self.stage);
         let start = Instant::now();
-        let mut tokens_done = 0;
+        let (mut tokens_done, mut skipped) = (0, 0);
         for drawer in drawers.iter().cycle() {
             // A thread that has no more batches has ended: so have the steps.
             let Ok(asked) = drawer.recv() else { break };
@@ -379,7 +379,12 @@ impl StageRun<'_> {
             let loss = self.step(progress, &drawn, rate)?;
             // The loss is read back, so the device has done all of it.
             let seconds = step_start.elapsed().as_secs_f64();
-            if !loss.is_finite() || loss > EXPLODED {
+            let diverged = !loss.is_finite() || loss > EXPLODED;
+            skipped = if diverged { skipped + 1 } else { 0 };
+            if diverged {
+                self.stepper.begin_anew()?;
+            }
+            if skipped > self.recipe.optimizer.skip {
                 return Err(Error::Diverged {
                     loss,
                     step: progress.step + 1,

@@ -1,9 +1,10 @@
 // AdamW and the norm of all gradients. Everything is f32; the shadow is what bf16 computations use.
 
-// numbers: lr, 1 - b1^t, 1 - b2^t, factor of clipping by norm
+// numbers: lr, 1 - b1^t, 1 - b2^t, factor of clipping by norm, below 0 where the norm is not finite: then nothing is changed
 extern "C" __global__ void adamw(float* value, const float* grad, float* mean, float* square, bf16* shadow, const float* numbers,
                                  i64 n, float rate, float decay, float beta1, float beta2, float eps, float limit) {
     float lr = numbers[0] * rate, factor = numbers[3];
+    if (factor < 0.f) return;
     float keep = 1.f - lr * decay, size = lr / numbers[1], root = rsqrtf(numbers[2]);
     EACH(i, n) {
         float g = grad[i] * factor;
@@ -36,6 +37,6 @@ extern "C" __global__ void norm_factor(const float* partial, i64 n, float* norm,
     s = sqrtf(block_sum(s, scratch));
     if (threadIdx.x == 0) {
         *norm = s;
-        numbers[3] = fminf(most / (s + 1e-6f), 1.f);
+        numbers[3] = s <= 3.4028234e38f ? fminf(most / (s + 1e-6f), 1.f) : -1.f;
     }
 }

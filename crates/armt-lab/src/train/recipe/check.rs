@@ -57,6 +57,9 @@ impl Recipe {
         if o.clip_value > 0.0 && o.clip_norm > 0.0 {
             return refuse("optimizer", "clip_value or clip_norm", &"both");
         }
+        if o.skip > 0 && o.clip_norm == 0.0 {
+            return refuse("optimizer.skip", "0 without clip_norm", &o.skip);
+        }
         if !(o.lr > 0.0 && o.lr.is_finite()) {
             return refuse("optimizer.lr", "a positive number", &o.lr);
         }
