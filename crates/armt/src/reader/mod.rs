@@ -291,8 +291,8 @@ impl Reader {
     fn start(&mut self, runs: &[(usize, Vec<usize>)]) -> Result<()> {
         let (size, mut states, mut taken) = (self.model.config().segment_size, self.states.clone(), vec![0; self.states.len()]);
         for (tokens, texts) in runs {
-            // A memory that has nothing yet is another shape of work, and may have no tensors to stack.
-            for (_, rows) in alike(texts.iter().map(|text| states[*text].is_empty())) {
+            // A memory that has nothing yet is another shape of work, and may have no tensors to stack; one that grows may be longer.
+            for (_, rows) in alike(texts.iter().map(|text| (states[*text].is_empty(), states[*text].shapes()))) {
                 let texts: Vec<usize> = rows.into_iter().map(|row| texts[row]).collect();
                 let ids = texts.iter().flat_map(|text| self.open[*text][taken[*text]..][..*tokens].iter().copied()).collect();
                 let batch = Batch { ids, texts: texts.len(), mask: None };
