@@ -1,6 +1,8 @@
 //! Mamba and RWKV-5, which keep states of their own: their texts can be cut anywhere, padding changes nothing, and they are saved, converted and
 //! asked like any other model. (`golden_baselines` holds them to the published code.)
 
+#![allow(clippy::unwrap_used)]
+
 mod small;
 
 use std::path::Path;

@@ -92,21 +92,27 @@ impl Maker {
             Fill::Uniform(bound) => random.many(n, 1, |r| (bound * (2.0 * r.uniform() - 1.0)) as f32),
             Fill::Value(value) => vec![value; n],
         };
-        self.filled(name, shape, draws, fill)
+        self.filled(name, shape, draws, |random| Ok(fill(random)))
     }
 
     /// A parameter whose elements are made one by one from their index, each of `draws` random numbers.
     pub fn made(&mut self, name: &str, shape: &[usize], draws: u64, f: impl Fn(usize, &mut Random) -> f32) -> Result<Param> {
         let n: usize = shape.iter().product();
-        self.filled(name, shape, draws, |random| (0..n).map(|i| f(i, random)).collect())
+        self.filled(name, shape, draws, |random| Ok((0..n).map(|i| f(i, random)).collect()))
     }
 
     /// A parameter whose elements are drawn all at once, of two random numbers each.
-    pub fn drawn(&mut self, name: &str, shape: &[usize], f: impl FnOnce(&mut Random) -> Vec<f32>) -> Result<Param> {
+    pub fn drawn(&mut self, name: &str, shape: &[usize], f: impl FnOnce(&mut Random) -> Result<Vec<f32>>) -> Result<Param> {
         self.filled(name, shape, 2, f)
     }
 
-    fn filled(&mut self, name: &str, shape: &[usize], draws: u64, fill: impl FnOnce(&mut Random) -> Vec<f32>) -> Result<Param> {
+    fn filled(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        draws: u64,
+        fill: impl FnOnce(&mut Random) -> Result<Vec<f32>>,
+    ) -> Result<Param> {
         expect_room(name, &[shape, &[size_of::<f32>()]].concat())?;
         let (n, device) = (shape.iter().product(), self.compute.device());
         let dtype = if self.in_f32 { DType::F32 } else { self.compute.dtype() };
@@ -125,6 +131,6 @@ impl Maker {
             random.pass_over(n, draws);
             return Ok(Param::frozen(name, &Tensor::uninit(shape, dtype, device)?, dtype)?);
         }
-        Ok(Param::new(name, &Tensor::from_slice(&fill(random), shape, device)?, dtype)?)
+        Ok(Param::new(name, &Tensor::from_slice(&fill(random)?, shape, device)?, dtype)?)
     }
 }
