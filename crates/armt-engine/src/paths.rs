@@ -15,6 +15,7 @@
 //! linear                one column, cuBLASLt with or without an epilogue   linear
 //! norm, softmax, loss   lanes that hold a row, or a block                  norm, softmax, short_row
 //! sums over an axis     kernels by width, pieces of the summed axis        sum_columns, sum_pieces
+//! recurrences           how many tokens a chunk has                        token_chunk
 //! threads of the CPU    when another one pays                              rows_per_piece, attention_tasks, product_pieces
 //! ```
 
@@ -262,6 +263,18 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+/// Threads for each multiprocessor that a recurrence over tokens is cut into chunks for, and the fewest tokens of a chunk: a chunk is run twice
+/// over, so that fewer would cost more than they give. Neither is measured yet.
+const CHUNK_THREADS: usize = 1024;
+const SHORTEST_CHUNK: usize = 64;
+
+/// Tokens of a chunk of a recurrence whose sequences have `threads` threads together; a multiple of 32, and at least all of them where that
+/// is enough.
+pub(crate) fn token_chunk(card: Card, threads: usize, tokens: usize) -> usize {
+    let wanted = (card.multiprocessors * CHUNK_THREADS).div_ceil(threads.max(1));
+    tokens.div_ceil(wanted).max(SHORTEST_CHUNK).next_multiple_of(32)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -308,6 +321,15 @@ mod tests {
         assert_eq!(path(H200, 33, 14, true), of(Products::Plain, 4));
         assert!(attention_back_at_once(of(Products::Mma, 1), &layout(32, 14)));
         assert!(!attention_back_at_once(of(Products::Plain, 4), &layout(32, 14)));
+    }
+
+    #[test]
+    fn recurrences_are_cut_where_threads_would_idle() {
+        // mamba-130m in training, one layer of 8 texts; and a step of a diagonal of all its layers.
+        assert_eq!(token_chunk(H200, 8 * 1536 * 2, 2048), 352);
+        assert_eq!(token_chunk(H200, 24 * 1536 * 2, 512), 256);
+        assert_eq!(token_chunk(H200, 1 << 20, 512), 512);
+        assert_eq!(token_chunk(H200, 1536, 100), 64);
     }
 
     #[test]

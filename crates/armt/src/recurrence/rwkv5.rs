@@ -144,8 +144,11 @@ struct Layers {
     output: Param,          // W_o [L, C, C]
     second_mix: [Param; 2], // mu of k, r [L, C]
     second: [Param; 3],     // W_k [L, C, F], W_r [L, C, C], W_v [L, F, C]
+    /// The convolution that is the token shift: (1, 0) for every channel, `[L, C, 2]`.
+    shift: Tensor,
+    /// Gain and bias of the heads' norm before those of each channel: ones and zeros, `[N]`.
+    plain: [Tensor; 2],
     shape: Shape,
-    compute: Arc<Compute>,
 }
 
 struct Rwkv5 {
@@ -208,8 +211,9 @@ fn build(config: &Config, make: &mut Maker) -> Result<Box<dyn Recurrent>> {
             zeros(make, "second.r", [c, c])?,
             zeros(make, "second.v", [f, c])?,
         ],
+        shift: constant(make.compute(), &[l, c, 2], |i| ((i + 1) % 2) as f32)?,
+        plain: [constant(make.compute(), &[shape.head], |_| 1.0)?, constant(make.compute(), &[shape.head], |_| 0.0)?],
         shape,
-        compute: make.compute().clone(),
     };
     let last = Norm::new(make, "last_norm", &[c])?;
     let gain = 0.5 * (vocab as f64 / c as f64).sqrt().max(1.0);
@@ -229,19 +233,16 @@ impl Layers {
     }
 
     /// h_(t-1) of h `[n, B, T, C]`, and the last of h, from the last before.
-    fn shift(&self, h: &Tensor, last: &Tensor, seen: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
-        let (n, c) = (h.dims()[0], h.dims()[3]);
-        let pair: Vec<f32> = (0..2 * n * c).map(|i| ((i + 1) % 2) as f32).collect();
-        let weight = ops::cast(&self.compute.constant(&pair, &[n, c, 2])?, h.dtype())?;
+    fn shifted(&self, h: &Tensor, last: &Tensor, seen: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
+        let weight = ops::rows(&self.shift, 0..h.dims()[0])?;
         Ok(ops::causal_conv(CausalConv { x: h, weight: &weight, bias: None, tail: last, seen })?)
     }
 
     /// Each head's values normed, with a gain and a bias for each channel.
     fn head_norm(&self, y: &Tensor, gain: &Tensor, bias: &Tensor) -> Result<Tensor> {
-        let n = self.shape.head;
-        let constant = |value: f32| Ok::<_, Error>(ops::cast(&self.compute.constant(&vec![value; n], &[n])?, y.dtype())?);
+        let ([one, zero], n) = (&self.plain, self.shape.head);
         let heads = ops::reshape(y, [y.elements() / n, n])?;
-        let normed = ops::reshape(&ops::layer_norm(&heads, &constant(1.0)?, &constant(0.0)?, self.shape.head_eps)?, y.shape())?;
+        let normed = ops::reshape(&ops::layer_norm(&heads, one, zero, self.shape.head_eps)?, y.shape())?;
         Ok(ops::add(&ops::mul(&normed, &each_row(gain)?)?, &each_row(bias)?)?)
     }
 
@@ -258,7 +259,7 @@ impl Layers {
             |x: &Tensor, norm: &Norm| Ok::<_, Error>(ops::layer_norm(x, &rows(&norm.gain)?, &rows(&norm.bias)?, self.shape.eps)?);
         let linear = |x: &Tensor, w: &Param| Ok::<_, Error>(ops::linear(x, &rows(w)?, Linear::default())?);
         let h = norm(x, &self.norms[0])?;
-        let (before, last1) = self.shift(&h, last1, seen)?;
+        let (before, last1) = self.shifted(&h, last1, seen)?;
         let change = ops::sub(&h, &before)?;
         let mixed = |mu: &Param| Ok::<_, Error>(ops::add(&before, &ops::mul(&change, &each_row(&rows(mu)?)?)?)?);
         let [mix_k, mix_v, mix_r, mix_g] = &self.mix;
@@ -276,7 +277,7 @@ impl Layers {
         let y = ops::mul(&self.head_norm(&y, &rows(&self.heads.gain)?, &rows(&self.heads.bias)?)?, &gate)?;
         let x = ops::linear(&y, &rows(&self.output)?, Linear { residual: Some(x), ..Linear::default() })?;
         let h = norm(&x, &self.norms[1])?;
-        let (before, last2) = self.shift(&h, last2, seen)?;
+        let (before, last2) = self.shifted(&h, last2, seen)?;
         let change = ops::sub(&h, &before)?;
         let mixed = |mu: &Param| Ok::<_, Error>(ops::add(&before, &ops::mul(&change, &each_row(&rows(mu)?)?)?)?);
         let [mix_k, mix_r] = &self.second_mix;
@@ -286,6 +287,12 @@ impl Layers {
         let x = ops::add(&x, &ops::mul(&ops::sigmoid(&linear(&mixed(mix_r)?, w_r)?)?, &out)?)?;
         Ok(vec![x, s, last1, last2])
     }
+}
+
+/// Numbers that never change, in the type of the computation.
+fn constant(compute: &Compute, shape: &[usize], value: impl Fn(usize) -> f32) -> Result<Tensor> {
+    let values: Vec<f32> = (0..shape.iter().product()).map(value).collect();
+    Ok(Tensor::from_f32_slice(&values, shape, compute.dtype(), compute.device())?)
 }
 
 /// A parameter `[n, C]` for every row of `[n, B, T, C]`.

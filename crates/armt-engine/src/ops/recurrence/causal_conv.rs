@@ -6,10 +6,12 @@
 //! w = (1, 0) this is the token shift of RWKV. Backward is the correlation: dx_s = sum_k w_k dy_(s+K-1-k), with what the gradient of the
 //! new tail adds; dw_k = sum_t dy_t x_(t-K+1+k).
 
-use super::{Sizes, expect_cpu};
+use super::Sizes;
 use crate::cpu::recurrence::causal_conv as cpu;
+use crate::cuda::{CudaDevice, Launch};
 use crate::error::{Error, Result};
-use crate::ops::{cast, to_f32, via_f32};
+use crate::ops::reduce::sum_middle_into;
+use crate::ops::{cast, cuda_of, to_f32, via_f32};
 use crate::tape::{Backward, Grads, record_all};
 use crate::tensor::{DType, Tensor};
 
@@ -38,7 +40,6 @@ pub fn causal_conv(conv: CausalConv<'_>) -> Result<(Tensor, Tensor)> {
         return Ok((cast(&y, DType::BF16)?, tail));
     }
     let (sizes, k) = checked(&conv)?;
-    expect_cpu(OP, conv.x)?;
     let y = Tensor::uninit(conv.x.shape(), conv.x.dtype(), conv.x.device())?;
     let tail = Tensor::uninit(conv.tail.shape(), DType::F32, conv.x.device())?;
     let detached = |t: Option<&Tensor>| t.map(Tensor::detach);
@@ -51,10 +52,13 @@ pub fn causal_conv(conv: CausalConv<'_>) -> Result<(Tensor, Tensor)> {
         sizes,
         k,
     };
-    saved.on_cpu(|conv| {
-        cpu::forward(conv, &mut y.write::<f32>(OP)?, &mut tail.write::<f32>(OP)?);
-        Ok(())
-    })?;
+    match cuda_of(conv.x) {
+        Some(cuda) => saved.forward_on(cuda, &y, &tail)?,
+        None => saved.on_cpu(|conv| {
+            cpu::forward(conv, &mut y.write::<f32>(OP)?, &mut tail.write::<f32>(OP)?);
+            Ok(())
+        })?,
+    }
     let inputs: Vec<&Tensor> = [conv.x, conv.weight, conv.tail].into_iter().chain(conv.bias).collect();
     let [y, tail] = record_all(&inputs, [y, tail], || saved);
     Ok((y, tail))
@@ -102,23 +106,72 @@ impl Saved {
     }
 }
 
+/// Rows whose products one block sums for the gradients of weights.
+const ROWS_PER_SUM: usize = 256;
+
+impl Saved {
+    fn kernel<'a>(&self, cuda: &'a CudaDevice, name: &str) -> Result<Launch<'a>> {
+        cuda.kernel_with("causal_conv", self.x.dtype(), &[("C_K", self.k)], name)
+    }
+
+    fn forward_on(&self, cuda: &CudaDevice, y: &Tensor, tail: &Tensor) -> Result<()> {
+        let Sizes { texts, tokens, width, .. } = self.sizes;
+        let (seen, n) = (self.seen.as_ref(), self.x.elements());
+        let launch = self.kernel(cuda, "conv")?.cover(n).arg(&self.x).arg(&self.weight).arg(self.bias.as_ref());
+        let launch = launch.arg(&self.tail).arg(seen).arg(y).arg(n);
+        launch.arg(texts as i32).arg(tokens as i32).arg(width as i32).run()?;
+        let n = self.sizes.sequences() * width;
+        let launch = self.kernel(cuda, "conv_tail")?.cover(n).arg(&self.x).arg(&self.tail).arg(seen).arg(tail).arg(n);
+        launch.arg(tokens as i32).arg(width as i32).run()
+    }
+
+    fn backward_on(
+        &self,
+        cuda: &CudaDevice,
+        [dy, dtail]: [&Tensor; 2],
+        [x, weight, tail]: [&Tensor; 3],
+        bias: Option<&Tensor>,
+    ) -> Result<()> {
+        let Sizes { groups, texts, tokens, width } = self.sizes;
+        let seen = self.seen.as_ref();
+        for (name, out) in [("conv_back", x), ("conv_tail_back", tail)] {
+            let n = out.elements();
+            let launch = self.kernel(cuda, name)?.cover(n).arg(&self.weight).arg(dy).arg(dtail).arg(seen).arg(out).arg(n);
+            launch.arg(texts as i32).arg(tokens as i32).arg(width as i32).run()?;
+        }
+        let pieces = (texts * tokens).div_ceil(ROWS_PER_SUM).min(65_535);
+        let partial = Tensor::uninit([groups, pieces, self.k + 1, width], DType::F32, dy.device())?;
+        let launch = self.kernel(cuda, "conv_weight_sums")?.grid(width.div_ceil(256), pieces, groups);
+        let launch = launch.arg(&self.x).arg(&self.tail).arg(seen).arg(dy).arg(&partial);
+        launch.arg(texts as i32).arg(tokens as i32).arg(width as i32).run()?;
+        let sums = Tensor::uninit([groups, self.k + 1, width], DType::F32, dy.device())?;
+        sum_middle_into(&partial, [groups, pieces, (self.k + 1) * width], &sums, false)?;
+        let n = sums.elements();
+        self.kernel(cuda, "conv_weight_give")?.cover(n).arg(&sums).arg(weight).arg(bias).arg(n).arg(width as i32).run()
+    }
+}
+
 impl Backward for Saved {
     fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()> {
         let (dy, dtail) = (grads.output(0)?, grads.output(1)?);
         let like = |x: &Tensor| Tensor::uninit(x.shape(), x.dtype(), x.device());
         let (x, weight, tail) = (like(&self.x)?, like(&self.weight)?, like(&self.tail)?);
         let bias = self.bias.as_ref().map(like).transpose()?;
-        self.on_cpu(|conv| {
-            let mut dbias = bias.as_ref().map(|bias| bias.write::<f32>(OP)).transpose()?;
-            let out = cpu::Gradients {
-                x: &mut x.write::<f32>(OP)?,
-                weight: &mut weight.write::<f32>(OP)?,
-                bias: dbias.as_deref_mut(),
-                tail: &mut tail.write::<f32>(OP)?,
-            };
-            cpu::backward(conv, &dy.read::<f32>(OP)?, &dtail.read::<f32>(OP)?, out);
-            Ok(())
-        })?;
+        if let Some(cuda) = cuda_of(&self.x) {
+            self.backward_on(cuda, [&dy, &dtail], [&x, &weight, &tail], bias.as_ref())?;
+        } else {
+            self.on_cpu(|conv| {
+                let mut dbias = bias.as_ref().map(|bias| bias.write::<f32>(OP)).transpose()?;
+                let out = cpu::Gradients {
+                    x: &mut x.write::<f32>(OP)?,
+                    weight: &mut weight.write::<f32>(OP)?,
+                    bias: dbias.as_deref_mut(),
+                    tail: &mut tail.write::<f32>(OP)?,
+                };
+                cpu::backward(conv, &dy.read::<f32>(OP)?, &dtail.read::<f32>(OP)?, out);
+                Ok(())
+            })?;
+        }
         for (i, gradient) in [Some(x), Some(weight), Some(tail), bias].into_iter().flatten().enumerate() {
             grads.give(i, gradient)?;
         }

@@ -11,7 +11,8 @@
 //! (padding) leaves the state as it is, has an output of zero, and takes no part in any gradient. So a text gives the same values and
 //! gradients however it is cut into calls.
 //!
-//! Kernels for the CPU are in `cpu/recurrence`.
+//! Kernels for the CPU are in `cpu/recurrence`. On CUDA the tokens of the first two are cut into chunks that run side by side: each from zero to
+//! its end, the ends joined one after the other, and each again from where it then begins; `paths.rs` says how long they are.
 
 mod causal_conv;
 pub mod naive;
@@ -22,7 +23,9 @@ pub use causal_conv::{CausalConv, causal_conv};
 pub use selective_scan::{SelectiveScan, selective_scan};
 pub use wkv5::{Wkv5, wkv5};
 
+use crate::cuda::CudaDevice;
 use crate::error::{Error, Result};
+use crate::paths;
 use crate::tensor::{DType, Tensor};
 
 /// Layers, texts, tokens and channels of a recurrence's input.
@@ -71,10 +74,18 @@ impl Sizes {
     }
 }
 
-/// Refuses a device for which there is no kernel yet.
-fn expect_cpu(op: &'static str, x: &Tensor) -> Result<()> {
-    match x.device().is_cuda() {
-        true => Err(Error::unsupported(op, "there is no CUDA kernel for it yet; run it on the CPU (--device cpu)")),
-        false => Ok(()),
+/// How the tokens of a recurrence are cut into chunks on CUDA.
+#[derive(Clone, Copy, Debug)]
+struct Chunks {
+    /// Tokens of each but the last.
+    length: usize,
+    count: usize,
+}
+
+impl Chunks {
+    /// For a recurrence with so many threads for each sequence.
+    fn new(cuda: &CudaDevice, sizes: Sizes, threads: usize) -> Self {
+        let length = paths::token_chunk(cuda.card(), sizes.sequences() * threads, sizes.tokens);
+        Chunks { length, count: sizes.tokens.div_ceil(length) }
     }
 }

@@ -9,10 +9,12 @@
 //!
 //! Nothing of size T E N is kept: the backward pass computes the states again, from some that it notes on the way.
 
-use super::{Sizes, expect_cpu};
+use super::{Chunks, Sizes};
 use crate::cpu::recurrence::selective_scan as cpu;
+use crate::cuda::{CudaDevice, Launch};
 use crate::error::{Error, Result};
-use crate::ops::{cast, to_f32, via_f32};
+use crate::ops::reduce::sum_middle_into;
+use crate::ops::{cast, cast_into, cuda_of, to_f32, via_f32};
 use crate::tape::{Backward, Grads, record_all};
 use crate::tensor::{DType, Tensor};
 
@@ -49,15 +51,17 @@ pub fn selective_scan(s: SelectiveScan<'_>) -> Result<(Tensor, Tensor)> {
         return Ok((cast(&y, DType::BF16)?, state));
     }
     let (sizes, n) = checked(&s)?;
-    expect_cpu(OP, s.u)?;
     let y = Tensor::uninit(s.u.shape(), s.u.dtype(), s.u.device())?;
     let state = Tensor::uninit(s.state.shape(), DType::F32, s.u.device())?;
     let inputs = [s.u, s.delta, s.bias, s.a_log, s.b, s.c, s.d, s.state];
     let saved = Saved { inputs: inputs.map(Tensor::detach), seen: s.seen.map(Tensor::detach), sizes, n };
-    saved.on_cpu(|scan| {
-        cpu::forward(scan, &mut y.write::<f32>(OP)?, &mut state.write::<f32>(OP)?);
-        Ok(())
-    })?;
+    match cuda_of(s.u) {
+        Some(cuda) => saved.forward_on(cuda, &y, &state)?,
+        None => saved.on_cpu(|scan| {
+            cpu::forward(scan, &mut y.write::<f32>(OP)?, &mut state.write::<f32>(OP)?);
+            Ok(())
+        })?,
+    }
     let [y, state] = record_all(&inputs, [y, state], || saved);
     Ok((y, state))
 }
@@ -110,26 +114,160 @@ impl Saved {
     }
 }
 
+/// Numbers of a channel's state that a thread has, at most, and that a channel can have: sums of a block's channels fill its shared memory.
+const PART: usize = 8;
+const MOST: usize = 128;
+/// Threads of a block, and tokens whose states the backward pass has in registers: as in `selective_scan.cu`.
+const BLOCK: usize = 128;
+const SUB: usize = 8;
+
+/// How the state of a channel is spread over neighbouring threads.
+#[derive(Clone, Copy)]
+struct Spread {
+    lanes: usize,
+    part: usize,
+}
+
+impl Spread {
+    fn of(n: usize) -> Result<Self> {
+        if n > MOST {
+            return Err(Error::unsupported(OP, format!("states of {n} numbers a channel on CUDA; at most {MOST}")));
+        }
+        let lanes = n.div_ceil(PART).next_power_of_two();
+        Ok(Spread { lanes, part: n.div_ceil(lanes) })
+    }
+}
+
+/// The gradients of all operands.
+struct Given<'a> {
+    u: &'a Tensor,
+    delta: &'a Tensor,
+    bias: &'a Tensor,
+    a_log: &'a Tensor,
+    b: &'a Tensor,
+    c: &'a Tensor,
+    d: &'a Tensor,
+    state: &'a Tensor,
+}
+
+impl Saved {
+    fn kernel<'a>(&self, cuda: &'a CudaDevice, name: &str) -> Result<Launch<'a>> {
+        let Spread { lanes, part } = Spread::of(self.n)?;
+        cuda.kernel_with("selective_scan", self.inputs[0].dtype(), &[("C_LANES", lanes), ("C_PART", part)], name)
+    }
+
+    /// Blocks of channels.
+    fn blocks(&self) -> Result<usize> {
+        Ok(self.sizes.width.div_ceil(BLOCK / Spread::of(self.n)?.lanes))
+    }
+
+    fn chunks(&self, cuda: &CudaDevice) -> Result<Chunks> {
+        Ok(Chunks::new(cuda, self.sizes, self.sizes.width * Spread::of(self.n)?.lanes))
+    }
+
+    /// A launch over blocks of channels, chunks and sequences; its last arguments are the sizes.
+    fn walk<'a>(&self, cuda: &'a CudaDevice, name: &str, chunks: Chunks) -> Result<Launch<'a>> {
+        Ok(self.kernel(cuda, name)?.block(BLOCK).grid(self.blocks()?, chunks.count, self.sizes.sequences()))
+    }
+
+    fn run(&self, launch: Launch<'_>, chunks: Chunks) -> Result<()> {
+        let Sizes { texts, tokens, width, .. } = self.sizes;
+        let launch = launch.arg(texts as i32).arg(tokens as i32).arg(width as i32).arg(self.n as i32);
+        launch.arg(chunks.length as i32).run()
+    }
+
+    fn f32(&self, shape: &[usize]) -> Result<Tensor> {
+        Tensor::uninit(shape, DType::F32, self.inputs[0].device())
+    }
+
+    /// Where chunks begin, and the sums of their step sizes. One chunk begins with the state, and its sum is not needed.
+    fn starts(&self, cuda: &CudaDevice, chunks: Chunks) -> Result<(Tensor, Option<Tensor>)> {
+        let [u, delta, bias, a_log, b, _, _, state] = &self.inputs;
+        if chunks.count == 1 {
+            return Ok((state.clone(), None));
+        }
+        let (all, width) = (self.sizes.sequences() * chunks.count, self.sizes.width);
+        let (ends, sums) = (self.f32(&[all, width, self.n])?, self.f32(&[all, width])?);
+        let launch = self.walk(cuda, "scan_local", chunks)?.arg(u).arg(delta).arg(bias).arg(a_log).arg(b);
+        self.run(launch.arg(self.seen.as_ref()).arg(&ends).arg(&sums), chunks)?;
+        self.join(cuda, chunks, &sums, state, &ends, false)?;
+        Ok((ends, Some(sums)))
+    }
+
+    fn join(&self, cuda: &CudaDevice, chunks: Chunks, sums: &Tensor, state: &Tensor, ends: &Tensor, reverse: bool) -> Result<()> {
+        let (n, Sizes { texts, width, .. }) = (state.elements(), self.sizes);
+        let launch = self.kernel(cuda, "scan_join")?.cover(n).arg(&self.inputs[3]).arg(sums).arg(state).arg(ends).arg(n);
+        launch.arg(texts as i32).arg(width as i32).arg(self.n as i32).arg(chunks.count as i32).arg(reverse).run()
+    }
+
+    fn forward_on(&self, cuda: &CudaDevice, y: &Tensor, last: &Tensor) -> Result<()> {
+        let [u, delta, bias, a_log, b, c, d, _] = &self.inputs;
+        let chunks = self.chunks(cuda)?;
+        let (starts, _) = self.starts(cuda, chunks)?;
+        let launch = self.walk(cuda, "scan", chunks)?.arg(u).arg(delta).arg(bias).arg(a_log).arg(b).arg(c).arg(d);
+        self.run(launch.arg(self.seen.as_ref()).arg(&starts).arg(y).arg(last), chunks)
+    }
+
+    fn backward_on(&self, cuda: &CudaDevice, [dy, dstate]: [&Tensor; 2], to: Given<'_>) -> Result<()> {
+        let [u, delta, bias, a_log, b, c, d, _] = &self.inputs;
+        let (Sizes { groups, texts, tokens, width }, n, seen) = (self.sizes, self.n, self.seen.as_ref());
+        let (chunks, blocks) = (self.chunks(cuda)?, self.blocks()?);
+        let (starts, sums) = self.starts(cuda, chunks)?;
+        let (sequences, all) = (self.sizes.sequences(), self.sizes.sequences() * chunks.count);
+        let grads = match &sums {
+            None => dstate.clone(),
+            Some(sums) => {
+                let ends = self.f32(&[all, width, n])?;
+                let launch = self.walk(cuda, "scan_back_local", chunks)?.arg(delta).arg(bias).arg(a_log).arg(c).arg(seen);
+                self.run(launch.arg(dy).arg(&ends), chunks)?;
+                self.join(cuda, chunks, sums, dstate, &ends, true)?;
+                ends
+            }
+        };
+        let marks = self.f32(&[sequences, tokens.div_ceil(SUB), width, n])?;
+        let (dbias, dd, da) = (self.f32(&[all, width])?, self.f32(&[all, width])?, self.f32(&[all, width, n])?);
+        let (db, dc) = (self.f32(&[sequences * tokens, blocks, n])?, self.f32(&[sequences * tokens, blocks, n])?);
+        let launch = self.walk(cuda, "scan_back", chunks)?.arg(u).arg(delta).arg(bias).arg(a_log).arg(b).arg(c).arg(d).arg(seen);
+        let launch = launch.arg(&starts).arg(&grads).arg(dy).arg(&marks).arg(to.u).arg(to.delta);
+        self.run(launch.arg(&dbias).arg(&da).arg(&db).arg(&dc).arg(&dd).arg(to.state), chunks)?;
+        let parts = texts * chunks.count;
+        sum_middle_into(&dbias, [groups, parts, width], to.bias, false)?;
+        sum_middle_into(&dd, [groups, parts, width], to.d, false)?;
+        sum_middle_into(&da, [groups, parts, width * n], to.a_log, false)?;
+        for (partial, to) in [(&db, to.b), (&dc, to.c)] {
+            let whole = Tensor::uninit(to.shape(), DType::F32, to.device())?;
+            sum_middle_into(partial, [sequences * tokens, blocks, n], &whole, false)?;
+            cast_into(&whole, to)?;
+        }
+        Ok(())
+    }
+}
+
 impl Backward for Saved {
     fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()> {
         let (dy, dstate) = (grads.output(0)?, grads.output(1)?);
         let gradients = self.inputs.each_ref().map(|x| Tensor::uninit(x.shape(), x.dtype(), x.device()));
         let [u, delta, bias, a_log, b, c, d, state] = gradients;
         let (u, delta, bias, a_log, b, c, d, state) = (u?, delta?, bias?, a_log?, b?, c?, d?, state?);
-        self.on_cpu(|scan| {
-            let out = cpu::Gradients {
-                u: &mut u.write::<f32>(OP)?,
-                delta: &mut delta.write::<f32>(OP)?,
-                bias: &mut bias.write::<f32>(OP)?,
-                a_log: &mut a_log.write::<f32>(OP)?,
-                b: &mut b.write::<f32>(OP)?,
-                c: &mut c.write::<f32>(OP)?,
-                d: &mut d.write::<f32>(OP)?,
-                state: &mut state.write::<f32>(OP)?,
-            };
-            cpu::backward(scan, &dy.read::<f32>(OP)?, &dstate.read::<f32>(OP)?, out);
-            Ok(())
-        })?;
+        if let Some(cuda) = cuda_of(&dy) {
+            let to = Given { u: &u, delta: &delta, bias: &bias, a_log: &a_log, b: &b, c: &c, d: &d, state: &state };
+            self.backward_on(cuda, [&dy, &dstate], to)?;
+        } else {
+            self.on_cpu(|scan| {
+                let out = cpu::Gradients {
+                    u: &mut u.write::<f32>(OP)?,
+                    delta: &mut delta.write::<f32>(OP)?,
+                    bias: &mut bias.write::<f32>(OP)?,
+                    a_log: &mut a_log.write::<f32>(OP)?,
+                    b: &mut b.write::<f32>(OP)?,
+                    c: &mut c.write::<f32>(OP)?,
+                    d: &mut d.write::<f32>(OP)?,
+                    state: &mut state.write::<f32>(OP)?,
+                };
+                cpu::backward(scan, &dy.read::<f32>(OP)?, &dstate.read::<f32>(OP)?, out);
+                Ok(())
+            })?;
+        }
         for (i, gradient) in [u, delta, bias, a_log, b, c, d, state].into_iter().enumerate() {
             grads.give(i, gradient)?;
         }

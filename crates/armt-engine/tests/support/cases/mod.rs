@@ -69,5 +69,6 @@ pub fn all() -> Vec<Case> {
 
 /// Cases too large for differences of plain loops, where one device is compared with another.
 pub fn large() -> Vec<Case> {
-    [WriteRule::Paper, WriteRule::Projected].into_iter().flat_map(memory::write_read::large).collect()
+    let memories = [WriteRule::Paper, WriteRule::Projected].into_iter().flat_map(memory::write_read::large);
+    memories.chain(recurrence::large()).collect()
 }

@@ -21,7 +21,14 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-fn case(rng: &mut Rng, sequences: Sequences, [width, k]: [usize; 2], mask: Seen, ends: Vec<usize>, biased: bool) -> Case {
+pub(super) fn case(
+    rng: &mut Rng,
+    sequences: Sequences,
+    [width, k]: [usize; 2],
+    mask: Seen,
+    ends: Vec<usize>,
+    biased: bool,
+) -> Case {
     let [groups, texts, tokens] = sequences;
     let mut inputs = vec![
         normal(rng, &[groups, texts, tokens, width]),

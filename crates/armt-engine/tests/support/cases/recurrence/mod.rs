@@ -66,3 +66,17 @@ fn cuts(tokens: usize) -> Vec<Vec<usize>> {
     }
     ways
 }
+
+/// Texts that are long enough to be cut into several chunks on a GPU.
+pub fn large() -> Vec<Case> {
+    let mut rng = Rng(74);
+    let mut cases = Vec::new();
+    for mask in MASKS {
+        cases.push(selective_scan::case(&mut rng, [2, 2, 301], 70, 16, mask, vec![301]));
+        cases.push(selective_scan::case(&mut rng, [1, 1, 130], 33, 96, mask, vec![77, 130]));
+        cases.push(wkv5::case(&mut rng, [2, 2, 301], 2, 16, mask, vec![301]));
+        cases.push(wkv5::case(&mut rng, [1, 1, 130], 1, 64, mask, vec![77, 130]));
+        cases.push(causal_conv::case(&mut rng, [2, 3, 700], [300, 4], mask, vec![700], true));
+    }
+    cases
+}

@@ -20,7 +20,7 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-fn case(rng: &mut Rng, sequences: Sequences, width: usize, n: usize, mask: Seen, ends: Vec<usize>) -> Case {
+pub(super) fn case(rng: &mut Rng, sequences: Sequences, width: usize, n: usize, mask: Seen, ends: Vec<usize>) -> Case {
     let [groups, texts, tokens] = sequences;
     let mut inputs = vec![
         normal(rng, &[groups, texts, tokens, width]),

@@ -19,7 +19,7 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-fn case(rng: &mut Rng, sequences: Sequences, heads: usize, n: usize, mask: Seen, ends: Vec<usize>) -> Case {
+pub(super) fn case(rng: &mut Rng, sequences: Sequences, heads: usize, n: usize, mask: Seen, ends: Vec<usize>) -> Case {
     let ([groups, texts, tokens], width) = (sequences, heads * n);
     let mut inputs = vec![
         normal(rng, &[groups, texts, tokens, width]),
