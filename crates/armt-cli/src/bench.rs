@@ -19,6 +19,10 @@ use crate::device::{DeviceArgs, WriteKind};
   train-retrieval (w2)  train on retrieval shape (4 layers, width 128, segments of 6)
   read-small (w3)       read, small (6 layers, width 256, segments of 256)
   train-babilong (w4)   train on BABILong shape (8 layers, width 384, segments of 512)
+  read-mamba (w5)       read, Mamba-130m's shape (24 layers, width 768, N 16, segments of 512)
+  read-rwkv5 (w6)       read, RWKV-5 (12 layers, width 768, heads of 64, segments of 512)
+  train-mamba           train on 8 texts of 2,048 tokens, Mamba-130m's shape
+  train-rwkv5           train on 8 texts of 2,048 tokens, RWKV-5 of read-rwkv5
 
 Examples:
   armt bench read-small --device cpu

@@ -6,10 +6,10 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use armt::config::Config;
 use armt::engine::Device;
-use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window};
+use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, RmtR, Window};
 use armt::model::Conversion;
 use armt::weights::gguf::Gguf;
-use armt::{Model, checkpoint};
+use armt::{Model, checkpoint, recurrence};
 use clap::{Args, ValueEnum};
 
 use crate::device::{NumberKind, WriteKind, expect_backbone};
@@ -21,9 +21,10 @@ Examples:
   armt convert Llama-3.2-1B llama-rmt --kind rmt --tokens 32 --segment 1024 --dtype bf16
   armt convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2-armt --d-mem 64
   armt convert data/gpt2 gpt2-random --kind associative --random
+  armt convert mamba-130m-hf mamba-130m
 
 The weights of the backbone are taken as they are; those of the memory are new and have to be trained before it remembers:
-`armt train RECIPE --set model.from=OUT`.";
+`armt train RECIPE --set model.from=OUT`. Mamba and RWKV-5 keep a state of their own and get no memory beside it.";
 
 /// Files that go along where they are there.
 pub const COMPANIONS: [&str; 5] =
@@ -33,13 +34,14 @@ pub const COMPANIONS: [&str; 5] =
 #[command(after_help = EXAMPLE)]
 pub struct ConvertArgs {
     /// Hugging Face folder of GPT-2, GPT-NeoX (Pythia), Llama, Mistral, Qwen2 or Qwen3: config.json, model.safetensors, tokenizer.json. Or a
-    /// GGUF file of Llama, Qwen2 or Qwen3 in F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K.
+    /// GGUF file of Llama, Qwen2 or Qwen3 in F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K. Or a folder of Mamba or RWKV-5.2, under Hugging Face's
+    /// names or, of RWKV-5, the authors'.
     source: PathBuf,
     /// Folder to write.
     out: PathBuf,
-    /// What is kept between segments.
-    #[arg(long, value_enum, alias = "memory", default_value_t = MemoryKind::Associative)]
-    kind: MemoryKind,
+    /// What is kept between segments (default: associative; none for Mamba and RWKV-5).
+    #[arg(long, value_enum, alias = "memory")]
+    kind: Option<MemoryKind>,
     /// Memory tokens of a segment.
     #[arg(long, value_name = "N", default_value_t = 16)]
     tokens: usize,
@@ -80,12 +82,13 @@ pub enum MemoryKind {
     Associative,
     Rmt,
     Prmt,
+    RmtR,
     None,
 }
 
 pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
-    let memory = args.memory()?;
     args.expect_source()?;
+    let memory = args.memory()?;
     expect_room(&args.out, &args.source, args.force)?;
     let tokenizer = checkpoint::tokenizer(&args.source)?;
     let fits = |vocab: usize| tokenizer.as_ref().map_or(Ok(()), |tokenizer| tokenizer.expect_fits(vocab, &args.source));
@@ -93,13 +96,14 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
         let model = Model::convert_random(&args.source, memory, args.segment, args.seed, &Device::cpu())?;
         fits(model.sizes().vocab)?;
         model.save(&args.out, args.dtype.dtype())?;
-        let state = model.recurrence().layout().bytes(model.dtype());
+        let layout = model.recurrence().layout();
+        let state = [layout.bytes(model.dtype()), layout.growth(model.dtype())];
         (model.config().clone(), (model.parameters(), model.memory_parameters()), state)
     } else {
         let conversion = Conversion::open(&args.source, memory, args.segment, args.seed)?;
         fits(conversion.sizes().vocab)?;
         conversion.write(&args.out, args.dtype.dtype())?;
-        (conversion.config().clone(), conversion.parameters(), conversion.state_bytes())
+        (conversion.config().clone(), conversion.parameters(), [conversion.state_bytes(), conversion.state_growth()])
     };
     match &tokenizer {
         Some(_) if args.source.is_dir() && args.source.join("tokenizer.json").is_file() => {
@@ -116,31 +120,34 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
     for name in COMPANIONS.iter().filter(|name| args.source.join(name).is_file()) {
         copy(name, &args.source, &args.out)?;
     }
-    crate::say(format_args!(
-        "{}: {} parameters, {} of them the memory's; {} of memory for each text, however long",
-        args.out.display(),
-        thousands(parameters as u64),
-        thousands(fresh as u64),
-        bytes(state as u64)
-    ))?;
+    let own = match fresh {
+        0 => String::new(),
+        fresh => format!(", {} of them the memory's", thousands(fresh as u64)),
+    };
+    let state = match state {
+        [fixed, 0] => format!("{} of memory for each text, however long", bytes(fixed as u64)),
+        [_, growth] => format!("a memory for each text that grows by {} with every segment", bytes(growth as u64)),
+    };
+    crate::say(format_args!("{}: {} parameters{own}; {state}", args.out.display(), thousands(parameters as u64)))?;
     Ok(ExitCode::SUCCESS)
 }
 
 impl ConvertArgs {
     /// The memory that is asked for. What only another kind of memory has is refused.
     fn memory(&self) -> Result<MemoryConfig> {
-        let kind = self.kind.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default();
+        let chosen = self.kind.map_or_else(|| self.usual_kind(), Ok)?;
+        let kind = chosen.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default();
         let refuse = |name: &str, given: bool| {
             if given { bail!("{name}: --kind {kind} has no such setting") } else { Ok(()) }
         };
-        if self.kind != MemoryKind::Associative {
+        if chosen != MemoryKind::Associative {
             refuse("--d-mem", self.d_mem.is_some())?;
             refuse("--no-correction", self.no_correction)?;
             refuse("--memory-layers", self.memory_layers.is_some())?;
             refuse("--write", self.write != WriteKind::Paper)?;
         }
         let (tokens, wrap_pos) = (self.tokens, self.wrap_pos);
-        Ok(match self.kind {
+        Ok(match chosen {
             MemoryKind::Associative => MemoryConfig::new(Associative {
                 tokens,
                 d_mem: self.d_mem.unwrap_or(64),
@@ -152,11 +159,22 @@ impl ConvertArgs {
             }),
             MemoryKind::Rmt => MemoryConfig::new(Rmt { tokens, wrap_pos }),
             MemoryKind::Prmt => MemoryConfig::new(Prmt { tokens, wrap_pos }),
+            MemoryKind::RmtR => {
+                refuse("--wrap-pos", wrap_pos)?;
+                MemoryConfig::new(RmtR { tokens })
+            }
             MemoryKind::None => {
                 refuse("--wrap-pos", wrap_pos)?;
                 MemoryConfig::new(Window { sliding_window: false })
             }
         })
+    }
+
+    /// What a backbone gets where nothing is asked for: nothing beside a state of its own.
+    fn usual_kind(&self) -> Result<MemoryKind> {
+        let backbone = checkpoint::backbone_config(&self.source)?;
+        let own = backbone.get("model_type").and_then(serde_json::Value::as_str).is_some_and(recurrence::keeps_its_own);
+        Ok(if own { MemoryKind::None } else { MemoryKind::Associative })
     }
 
     /// Refuses what is no model, and weights that only PyTorch can open, with what opens them.

@@ -63,8 +63,9 @@ fn a_model_is_converted_reads_a_text_and_answers() {
 #[test]
 fn every_kind_of_memory_can_be_made_and_read_with() {
     let place = place();
-    for kind in ["rmt", "prmt", "none"] {
-        let tokens = if kind == "none" { "" } else { "--tokens 2 --wrap-pos" };
+    for (kind, tokens) in
+        [("rmt", "--tokens 2 --wrap-pos"), ("prmt", "--tokens 2 --wrap-pos"), ("rmt-r", "--tokens 2"), ("none", "")]
+    {
         place.good(&format!("convert gpt2 {kind} --memory {kind} {tokens} --segment 16 --dtype bf16"));
         let read = format!("read {kind} text.txt --memory {kind}.mem --device cpu");
         match kind {
@@ -405,7 +406,7 @@ fn figures_of_speed_are_drawn_over_the_size_that_differs() {
     let bench = "bench train-retrieval --device cpu --batch 1 --layers 1 --repeats 1";
     let short = place.good(&bench.replace("train-retrieval", "w2 --segments 1"));
     assert!(
-        short.contains("train-retrieval") && place.bad("bench w5 --device cpu").contains("read-gpt2, train-retrieval"),
+        short.contains("train-retrieval") && place.bad("bench w9 --device cpu").contains("read-gpt2, train-retrieval"),
         "{short}"
     );
     place.good(&format!("{bench} --segments 1,2 --json tokens.json"));

@@ -18,6 +18,7 @@
 //! rows of a table       ranges and pieces that gradients are summed in       scatter_pieces
 //! logits                rows that exist at a time                          logits_rows
 //! products              when cuBLASLt's suggestions are tried              tries_suggestions (cuda/tune.rs)
+//! recurrences           how many tokens a chunk has                        token_chunk
 //! threads of the CPU    when another one pays                              rows_per_piece, attention_tasks, product_pieces
 //! last layer            only its memory tokens, or all                     narrow_pays
 //! ```
@@ -315,6 +316,18 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+/// Threads for each multiprocessor that a recurrence over tokens is cut into chunks for, and the fewest tokens of a chunk: a chunk is run twice
+/// over, so that fewer would cost more than they give. Neither is measured yet.
+const CHUNK_THREADS: usize = 1024;
+const SHORTEST_CHUNK: usize = 64;
+
+/// Tokens of a chunk of a recurrence whose sequences have `threads` threads together; a multiple of 32, and at least all of them where that
+/// is enough.
+pub(crate) fn token_chunk(card: Card, threads: usize, tokens: usize) -> usize {
+    let wanted = (card.multiprocessors * CHUNK_THREADS).div_ceil(threads.max(1));
+    tokens.div_ceil(wanted).max(SHORTEST_CHUNK).next_multiple_of(32)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -361,6 +374,15 @@ mod tests {
         assert_eq!(path(H200, 33, 14, true), of(Products::Plain, 4));
         assert!(attention_back_at_once(of(Products::Mma, 1), &layout(32, 14)));
         assert!(!attention_back_at_once(of(Products::Plain, 4), &layout(32, 14)));
+    }
+
+    #[test]
+    fn recurrences_are_cut_where_threads_would_idle() {
+        // mamba-130m in training, one layer of 8 texts; and a step of a diagonal of all its layers.
+        assert_eq!(token_chunk(H200, 8 * 1536 * 2, 2048), 352);
+        assert_eq!(token_chunk(H200, 24 * 1536 * 2, 512), 256);
+        assert_eq!(token_chunk(H200, 1 << 20, 512), 512);
+        assert_eq!(token_chunk(H200, 1536, 100), 64);
     }
 
     #[test]

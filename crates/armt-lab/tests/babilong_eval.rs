@@ -152,6 +152,48 @@ fn facts_are_left_out_or_shuffled_and_nothing_else_changes() {
 }
 
 #[test]
+fn what_is_retrieved_are_the_sentences_that_name_what_is_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let babilong = babilong(folder.path());
+    let tokenizer = babilong.tokenizer();
+    let text = |tokens: &[i32]| tokenizer.decode(tokens).unwrap().trim().to_string();
+    let pieces = |sample: &armt_lab::tasks::babilong::Sample| {
+        let (mut context, mut all) = (sample.context(), Vec::new());
+        while let Some(piece) = context.next_piece().unwrap() {
+            all.push(text(piece.tokens()));
+        }
+        all
+    };
+    for number in 0..20 {
+        let sample = babilong.draw(&stories(1), Length(4000), number).unwrap();
+        let name = sample.story.question.text.trim_end_matches('?').rsplit(' ').next().unwrap().to_string();
+        let named: Vec<String> = sample.story.facts.iter().filter(|f| f.contains(&name)).cloned().collect();
+        let best = pieces(&sample.retrieved(tokenizer, named.len(), usize::MAX).unwrap());
+        assert_eq!(best, named, "{}", sample.story.question.text);
+        // Fewer are the later ones of those that are as good; what does not fit is left out.
+        let one = sample.retrieved(tokenizer, 1, usize::MAX).unwrap();
+        assert!(named.contains(&pieces(&one)[0]));
+        assert_eq!(one.prompt.question, sample.prompt.question);
+        let few = sample.retrieved(tokenizer, 100, 60).unwrap();
+        assert!(few.length() <= 60 && few.length() > 0);
+    }
+    // The whole story is there where it fits into a segment: what is read is what would be read of it alone.
+    let mut config = small::config("gpt2", 2, small::memories().remove(0), 500, Alignment::Left);
+    config.backbone["vocab_size"] = tiny_gpt2::VOCAB.into();
+    config.backbone["n_positions"] = 600.into();
+    let model = small::model(config, 5, &Device::cpu());
+    let mut judge = Judge::new(&model, &babilong, 4).unwrap();
+    judge.retrieve(1);
+    let mut most = 0;
+    let answers = judge.cell(&stories(1), Length(4000), Facts::Told, 6, &mut |progress| {
+        most = progress.tokens;
+        ControlFlow::Continue(())
+    });
+    assert_eq!(answers.unwrap().len(), 6);
+    assert!(most < 6 * 60, "{most} tokens were read where a sentence was to be");
+}
+
+#[test]
 fn what_cannot_be_judged_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let babilong = babilong(folder.path());
@@ -176,6 +218,7 @@ fn settings() -> Settings {
         label_match: true,
         simulated: false,
         facts: Facts::Told,
+        retrieve: None,
         form: Form::Mixed,
         file: None,
         books: None,
@@ -213,6 +256,7 @@ fn a_report_is_the_same_in_whatever_order_its_cells_came_and_survives_its_file()
         (Settings { fingerprint: "g".into(), ..settings() }, r#"(fingerprint "f", now "g")"#),
         (Settings { facts: Facts::LeftOut, ..settings() }, r#"(facts "told", now "left_out")"#),
         (Settings { books: Some("b".into()), ..settings() }, r#"(books null, now "b")"#),
+        (Settings { retrieve: Some(5), ..settings() }, r#"(retrieve null, now 5)"#),
     ] {
         let error = Report::resume(&path, &other).unwrap_err().to_string();
         assert!(error.contains("a.json: it has results of other settings") && error.contains(part), "{error}");

@@ -47,6 +47,9 @@ pub enum ModelType {
     Armt,
 }
 
+/// Tokens of a segment of a plain model whose texts can be cut anywhere.
+pub const UNBOUND: usize = 512;
+
 fn nothing() -> MemoryConfig {
     MemoryConfig::new(Window::default())
 }
@@ -64,10 +67,15 @@ impl Config {
         }
     }
 
-    /// A plain backbone as a model without memory, its whole context, or what of it a token sees, one segment.
+    /// A plain backbone as a model without memory, its whole context, or what of it a token sees, one segment. What is no transformer has no
+    /// context, and segments of [`UNBOUND`] tokens.
     pub fn plain(backbone: Value) -> Result<Self> {
         let context = ["n_positions", "max_position_embeddings"].iter().find_map(|k| backbone.get(k)?.as_u64());
-        let segment_size = context.ok_or_else(|| Error::config("n_positions", "the length of the context", "nothing"))? as usize;
+        let segment_size = match context {
+            Some(context) => context as usize,
+            None if Family::of(&backbone).is_err() => UNBOUND,
+            None => return Err(Error::config("n_positions", "the length of the context", "nothing")),
+        };
         // What is no transformer has no window, and is refused elsewhere.
         let window = Family::of(&backbone).and_then(|family| family.architecture(&backbone)).ok().and_then(|a| a.sliding_window);
         Ok(Config::new(backbone, nothing(), window.map_or(segment_size, |window| segment_size.min(window))))

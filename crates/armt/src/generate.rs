@@ -162,7 +162,9 @@ pub fn generate_each(model: &Model, prompts: &[Vec<i32>], states: &[State], opti
     reader.close()?;
     let states = reader.states()?;
     let mut all: Vec<Option<Generated>> = prompts.iter().map(|_| None).collect();
-    for (_, texts) in alike(prompts.iter().zip(&states).map(|(prompt, state)| (prompt.len() - head(prompt), state.is_empty()))) {
+    for (_, texts) in
+        alike(prompts.iter().zip(&states).map(|(prompt, state)| (prompt.len() - head(prompt), state.is_empty(), state.shapes())))
+    {
         let ids = texts.iter().flat_map(|text| prompts[*text][head(&prompts[*text])..].iter().copied()).collect();
         let state = State::stack(&texts.iter().map(|text| states[*text].clone()).collect::<Vec<_>>())?;
         let said = generate(model, &Batch { ids, texts: texts.len(), mask: None }, &state, options, &mut |_| {})?;

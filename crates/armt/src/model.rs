@@ -395,6 +395,11 @@ impl Conversion {
         self.shape.recurrence().layout().bytes(DType::F32)
     }
 
+    /// Bytes in f32 by which the state of one text grows with every segment.
+    pub fn state_growth(&self) -> usize {
+        self.shape.recurrence().layout().growth(DType::F32)
+    }
+
     /// Writes configuration and weights, in f32 or bf16.
     pub fn write(&self, folder: &Path, dtype: DType) -> Result<()> {
         let recurrence = self.shape.recurrence();

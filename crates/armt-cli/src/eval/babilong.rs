@@ -46,9 +46,13 @@ pub struct BabilongArgs {
     /// Tell the facts in an order that is drawn.
     #[arg(long)]
     shuffled: bool,
+    /// Give the model the K sentences of a context that BM25 finds for the question, in one segment, in place of the context: retrieval without a
+    /// memory.
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]
+    retrieve: Option<u32>,
     /// Samples that were made elsewhere: lines of JSON with input, question and target, and with task and length, or one of each is named by
     /// --questions and --lengths.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["without_facts", "shuffled", "simulated", "form", "books", "babi"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["without_facts", "shuffled", "simulated", "form", "books", "babi", "retrieve"])]
     file: Option<PathBuf>,
     #[command(flatten)]
     sources: SourceArgs,
@@ -84,6 +88,7 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     let mut run = Run::new(args, &model, &stop)?;
     let mut judge = Judge::new(&model, &babilong, run.report.settings.batch)?;
     judge.stop_on(stop.clone());
+    own.retrieve.iter().for_each(|k| judge.retrieve(*k as usize));
     for stories in &stories {
         for length in &lengths {
             let (samples, facts) = (args.samples.unwrap_or(SAMPLES), run.report.settings.facts);
@@ -139,6 +144,7 @@ impl BabilongArgs {
             ("--simulated", self.sources.simulated),
             ("--without-facts", self.without_facts),
             ("--shuffled", self.shuffled),
+            ("--retrieve", self.retrieve.is_some()),
             ("--file", self.file.is_some()),
             ("--form", self.sources.form != Form::Mixed),
             ("--books", self.sources.books.is_some()),
@@ -189,6 +195,7 @@ impl BabilongArgs {
                 (_, true) => Facts::Shuffled,
                 _ => Facts::Told,
             },
+            retrieve: self.retrieve.map(|k| k as usize),
             form: self.sources.form,
             file: text(&self.file),
             books: text(&self.sources.books),

@@ -26,6 +26,7 @@ pub(crate) mod matmul;
 pub(crate) mod memory;
 pub(crate) mod norm;
 pub(crate) mod optim;
+pub(crate) mod recurrence;
 pub(crate) mod reduce;
 pub(crate) mod rotary;
 pub(crate) mod slice;

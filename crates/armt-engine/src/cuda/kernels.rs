@@ -51,6 +51,7 @@ sources!(
     "attention_mma",
     "attention_wgmma",
     "cast",
+    "causal_conv",
     "cross_entropy",
     "elementwise",
     "embedding",
@@ -60,9 +61,11 @@ sources!(
     "read_lanes",
     "reduce",
     "rotary",
+    "selective_scan",
     "selftest",
     "slice",
     "softmax",
+    "wkv5",
 );
 
 const FLOATS: &[DType] = &[DType::F32, DType::BF16];
@@ -97,6 +100,13 @@ pub(super) fn variants() -> Vec<Variant> {
     {
         all.extend(sizes.iter().map(|size| (file, BF16, vec![("C_SIZE", *size), ("C_WARPS", warps)])));
     }
+    all.extend([2, 4].map(|k| ("causal_conv", FLOATS, vec![("C_K", k)])));
+    // States of 16, 32 and 96 numbers a channel, and one of an odd number.
+    all.extend(
+        [(2, 8), (4, 8), (16, 6), (1, 7)]
+            .map(|(lanes, part)| ("selective_scan", FLOATS, vec![("C_LANES", lanes), ("C_PART", part)])),
+    );
+    all.extend([64, 8].map(|n| ("wkv5", FLOATS, vec![("C_N", n)])));
     all.extend([1, 2, 4].map(|own| ("read_lanes", FLOATS, vec![("C_OWN", own)])));
     for (projected, columns, group) in [0, 1].into_iter().flat_map(|p| [(p, 32, 8), (p, 16, 8), (p, 32, 16), (p, 16, 16)]) {
         let of = |held: usize| vec![("C_COLUMNS", columns), ("C_GROUP", group), ("C_HELD", held), ("C_PROJECTED", projected)];

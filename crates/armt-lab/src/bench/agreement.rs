@@ -1,7 +1,7 @@
 //! How far a workload's results are from those of its plain twins: the sequential schedule, and f32.
 
 use armt::State;
-use armt::engine::{DType, Device, Tape, Tensor};
+use armt::engine::{DType, Device, Tape};
 use armt::model::Model;
 use armt::reader::Reader;
 use armt::schedule::{Backprop, Pass, ScheduleKind};
@@ -49,7 +49,7 @@ fn difference(left: &[f32], right: &[f32]) -> f64 {
     (apart / norm).sqrt()
 }
 
-/// What a workload leaves: the memory A, or gradients.
+/// What a workload leaves: the memory A, or all of a state of another kind, or gradients.
 fn values(model: &Model, workload: &Workload, ids: &[i32], schedule: ScheduleKind) -> Result<Vec<f32>> {
     let empty = model.empty(workload.batch)?;
     let batch = Batch { ids: ids.to_vec(), texts: workload.batch, mask: None };
@@ -78,5 +78,8 @@ fn values(model: &Model, workload: &Workload, ids: &[i32], schedule: ScheduleKin
 }
 
 fn memory(state: &State) -> Result<Vec<f32>> {
-    Ok(state.get("A").map(Tensor::to_vec).transpose()?.unwrap_or_default())
+    if let Some(a) = state.get("A") {
+        return Ok(a.to_vec()?);
+    }
+    Ok(state.tensors().map(|(_, t)| t.to_f32_vec()).collect::<Result<Vec<_>, _>>()?.concat())
 }

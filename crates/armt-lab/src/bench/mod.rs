@@ -18,11 +18,11 @@ use crate::error::{Error, Result};
 use crate::tasks::TaskBatch;
 use crate::train::Stepper;
 use armt::Model;
-use armt::config::{Alignment, Config, ModelType};
-use armt::memory::{Associative, MemoryConfig, Write};
+use armt::config::Config;
+use armt::memory::{Associative, MemoryConfig, Window, Write};
 use armt::random::Random;
 use armt::reader::{Reader, Tokens};
-use armt::recurrence::Targets;
+use armt::recurrence::{self, FreshTokens, Targets};
 use armt::schedule::{Backprop, ScheduleKind};
 use armt::segment::Batch;
 
@@ -39,7 +39,26 @@ pub enum Work {
     Train,
 }
 
-/// A model with GPT-2 blocks, and texts of some segments.
+/// What model a workload has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Built {
+    /// GPT-2 blocks with an associative memory.
+    #[default]
+    Armt,
+    /// Mamba.
+    Mamba,
+    /// RWKV-5.
+    Rwkv5,
+}
+
+impl Built {
+    fn is_armt(&self) -> bool {
+        *self == Built::Armt
+    }
+}
+
+/// A model, and texts of some segments.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
@@ -47,17 +66,20 @@ pub struct Workload {
     pub name: String,
     /// What is done.
     pub work: Work,
+    /// The model.
+    #[serde(default, skip_serializing_if = "Built::is_armt")]
+    pub model: Built,
     /// Width of the residual stream.
     pub width: usize,
     /// Layers.
     pub layers: usize,
-    /// Attention heads.
+    /// Heads of attention, or of RWKV-5; Mamba has none.
     pub heads: usize,
     /// Text tokens of a segment.
     pub segment: usize,
-    /// Memory tokens.
+    /// Memory tokens; Mamba and RWKV-5 have none.
     pub tokens: usize,
-    /// Width of memory keys.
+    /// Width of memory keys; of Mamba N, the numbers of state for each channel.
     pub d_mem: usize,
     /// Vocabulary.
     pub vocab: usize,
@@ -71,15 +93,17 @@ pub struct Workload {
 }
 
 /// The workloads that have names.
-pub const WORKLOADS: [&str; 4] = ["read-gpt2", "train-retrieval", "read-small", "train-babilong"];
+pub const WORKLOADS: [&str; 8] =
+    ["read-gpt2", "train-retrieval", "read-small", "train-babilong", "read-mamba", "read-rwkv5", "train-mamba", "train-rwkv5"];
 
 impl Workload {
-    /// One of the project's four, by its name or the short one that figures once had; `None` for another name. Training on retrieval has
+    /// One of the project's, by its name or the short one that figures once had; `None` for another name. Training on retrieval has
     /// other texts on the CPU.
     pub fn named(name: &str, cuda: bool) -> Option<Self> {
         let of = |name: &str, work, [width, layers, heads, segment, tokens, d_mem, vocab, batch, segments]: [usize; 9]| Workload {
             name: name.into(),
             work,
+            model: Built::Armt,
             width,
             layers,
             heads,
@@ -97,24 +121,46 @@ impl Workload {
             "train-retrieval" | "w2" => of("train-retrieval", Work::Train, [128, 4, 4, 6, 4, 32, 128, batch, segments]),
             "read-small" | "w3" => of("read-small", Work::Read, [256, 6, 8, 256, 16, 64, 8192, 1, 40]),
             "train-babilong" | "w4" => of("train-babilong", Work::Train, [384, 8, 6, 512, 16, 64, 8192, 32, 8]),
+            // The shapes of mamba-130m and of an RWKV-5 of 12 layers.
+            "read-mamba" | "w5" => {
+                Workload { model: Built::Mamba, ..of("read-mamba", Work::Read, [768, 24, 0, 512, 0, 16, 50280, 1, 200]) }
+            }
+            "read-rwkv5" | "w6" => {
+                Workload { model: Built::Rwkv5, ..of("read-rwkv5", Work::Read, [768, 12, 12, 512, 0, 0, 65536, 1, 200]) }
+            }
+            "train-mamba" => {
+                Workload { model: Built::Mamba, ..of("train-mamba", Work::Train, [768, 24, 0, 2048, 0, 16, 50280, 8, 1]) }
+            }
+            "train-rwkv5" => {
+                Workload { model: Built::Rwkv5, ..of("train-rwkv5", Work::Train, [768, 12, 12, 2048, 0, 0, 65536, 8, 1]) }
+            }
             _ => return None,
         })
     }
 
     /// The model's configuration.
-    pub fn config(&self) -> Config {
-        let memory = Associative { write: self.write, ..Associative::new(self.tokens, self.d_mem) };
-        Config {
-            model_type: ModelType::Armt,
-            segment_size: self.segment,
-            segment_alignment: Alignment::Left,
-            after_question: None,
-            memory: MemoryConfig::new(memory),
-            backbone: json!({
-                "model_type": "gpt2", "vocab_size": self.vocab, "n_positions": self.segment + self.tokens,
-                "n_embd": self.width, "n_layer": self.layers, "n_head": self.heads,
-            }),
-        }
+    pub fn config(&self) -> Result<Config> {
+        let (layers, width) = (self.layers, self.width);
+        let own = |kind: &str, keys| recurrence::describe(kind, keys, FreshTokens { vocab: self.vocab, end: 0 });
+        let (backbone, memory) = match self.model {
+            Built::Armt => {
+                let backbone = json!({
+                    "model_type": "gpt2", "vocab_size": self.vocab, "n_positions": self.segment + self.tokens,
+                    "n_embd": width, "n_layer": layers, "n_head": self.heads,
+                });
+                let memory = Associative { write: self.write, ..Associative::new(self.tokens, self.d_mem) };
+                (backbone, MemoryConfig::new(memory))
+            }
+            Built::Mamba => {
+                let keys = json!({"layers": layers, "width": width, "state": self.d_mem});
+                (own("mamba", keys)?, MemoryConfig::new(Window::default()))
+            }
+            Built::Rwkv5 => {
+                let keys = json!({"layers": layers, "width": width, "head": width / self.heads.max(1)});
+                (own("rwkv5", keys)?, MemoryConfig::new(Window::default()))
+            }
+        };
+        Ok(Config::new(backbone, memory, self.segment))
     }
 
     /// Text tokens of one repetition.
@@ -122,19 +168,30 @@ impl Workload {
         self.batch * self.segments * self.segment
     }
 
-    /// Operations of one repetition's matrix products: the block's four and the memory's maps, reads and recalls.
+    /// Operations of one repetition's matrix products: the block's, and the memory's maps, reads and recalls. Those of the recurrences themselves
+    /// are no products.
     pub fn operations(&self) -> f64 {
         let (d, dm, dk) = (self.width as f64, self.d_mem as f64, 6.0 * self.d_mem as f64);
+        let passes = if self.work == Work::Read { 1.0 } else { 3.0 };
+        let row = match self.model {
+            Built::Armt => None,
+            // W_in, W_x, W_dt and W_out, with 2 d channels.
+            Built::Mamba => {
+                let rank = self.width.div_ceil(16) as f64;
+                Some(2.0 * (4.0 * d * d + 2.0 * d * (rank + 2.0 * dm) + 2.0 * d * rank + 2.0 * d * d))
+            }
+            // Five and one of d by d, two of 3.5 d by d.
+            Built::Rwkv5 => Some(2.0 * 13.0 * d * d),
+        };
+        if let Some(row) = row {
+            return passes * (self.layers * self.text_tokens()) as f64 * row;
+        }
         let rows = (self.batch * self.segments * (self.segment + self.tokens)) as f64;
         let written = (self.batch * self.segments * self.tokens) as f64;
         let attention = 2.0 * 2.0 * d * (self.segment + self.tokens) as f64 / 2.0;
         let row = 2.0 * 12.0 * d * d + attention + 2.0 * d * dm + 2.0 * dk * d;
         let token = 2.0 * d * (dm + d) + 4.0 * dk * d;
-        let forward = self.layers as f64 * (rows * row + written * token);
-        match self.work {
-            Work::Read => forward,
-            Work::Train => 3.0 * forward,
-        }
+        passes * self.layers as f64 * (rows * row + written * token)
     }
 }
 
@@ -284,7 +341,7 @@ const IMPORTANCE: f32 = -4.0;
 
 /// A fresh model whose memory does not stay empty: the value projection, which starts at zero, is random like the other weights.
 fn model(workload: &Workload, dtype: DType, device: &Device) -> Result<Model> {
-    let model = Model::fresh(workload.config(), 1, dtype, device)?;
+    let model = Model::fresh(workload.config()?, 1, dtype, device)?;
     if let (Some(value), Some(bias)) = (model.param("assoc.value"), model.param("assoc.beta_bias")) {
         let mut random = Random::new(4);
         let values: Vec<f32> = (0..value.value().elements()).map(|_| 0.02 * random.normal() as f32).collect();

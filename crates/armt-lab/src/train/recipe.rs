@@ -13,9 +13,11 @@ use armt::adapter::LoraSettings;
 use armt::backbone::families::{self, Family};
 use armt::config::Config;
 use armt::engine::optim::{Clip, Decay, Schedule, Settings};
-use armt::memory::MemoryConfig;
+use armt::memory::{MemoryConfig, Window};
+use armt::recurrence::{self, FreshTokens};
 use armt::schedule::Backprop;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 pub use self::until::Until;
 
@@ -46,10 +48,11 @@ pub struct Common {
     /// Decides weights, data and everything else that is random.
     #[serde(default)]
     pub seed: u64,
-    /// The backbone: a GPT-NeoX made from scratch, or `from` a model folder.
+    /// The backbone: a GPT-NeoX made from scratch, another `kind` of model made from scratch, or `from` a model folder.
     #[serde(default)]
     pub model: ModelRecipe,
-    /// The memory, as in a model's `config.json`. With `model.from` it may be left out, and otherwise has to be that model's.
+    /// The memory, as in a model's `config.json`. With `model.from` it may be left out, and otherwise has to be that model's. A model that keeps a
+    /// state of its own has none.
     #[serde(default)]
     pub memory: Option<MemoryConfig>,
     /// How weights are changed.
@@ -78,6 +81,8 @@ pub struct Common {
 pub enum ModelRecipe {
     /// Fresh ones.
     Fresh(FreshModel),
+    /// Fresh ones of a model that keeps a state of its own: `kind`.
+    Recurrence(FreshRecurrence),
     /// Those of a model folder as `armt convert` writes it, or of a run's best model: `from`.
     From(PathBuf),
 }
@@ -87,6 +92,9 @@ impl Default for ModelRecipe {
         ModelRecipe::Fresh(FreshModel::default())
     }
 }
+
+/// What a model is made as where a recipe names no other kind.
+const NEOX: &str = "gpt_neox";
 
 /// The shape of a fresh GPT-NeoX, the paper's small one unless changed: 4 layers, width 128, 4 heads, feed-forward 128, weights of
 /// spread 0.02.
@@ -112,10 +120,28 @@ impl Default for FreshModel {
     }
 }
 
-/// The section as it is written: a shape or a folder.
+/// A fresh model that keeps a state of its own.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FreshRecurrence {
+    /// `mamba` or `rwkv5`: the `model_type` that it will have.
+    pub kind: String,
+    /// Its own keys, as it documents them, with the values that were given.
+    pub keys: Map<String, Value>,
+}
+
+impl FreshRecurrence {
+    /// Its configuration for some tokens. A kind or a key that is not known is an error.
+    fn describe(&self, vocab: usize, end: i32) -> Result<Value> {
+        Ok(recurrence::describe(&self.kind, Value::Object(self.keys.clone()), FreshTokens { vocab, end })?)
+    }
+}
+
+/// The section as it is written: a shape or a folder. The keys of another kind than GPT-NeoX are gathered before, see [`gather_shape`].
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ModelKeys {
+    kind: Option<String>,
+    shape: Option<Map<String, Value>>,
     from: Option<PathBuf>,
     layers: Option<usize>,
     width: Option<usize>,
@@ -125,11 +151,32 @@ struct ModelKeys {
     tied: Option<bool>,
 }
 
+/// Puts the keys of `[model]` into a table of their own where it names another kind than GPT-NeoX, which alone knows them.
+fn gather_shape(recipe: &mut toml::Table) {
+    let Some(toml::Value::Table(model)) = recipe.get_mut("model") else { return };
+    if model.get("kind").and_then(toml::Value::as_str).is_none_or(|kind| kind == NEOX) {
+        return;
+    }
+    let kind = model.remove("kind");
+    let keys = std::mem::take(model);
+    model.extend(kind.map(|kind| ("kind".to_string(), kind)));
+    model.insert("shape".into(), toml::Value::Table(keys));
+}
+
 impl TryFrom<ModelKeys> for ModelRecipe {
     type Error = Error;
 
     fn try_from(keys: ModelKeys) -> Result<Self> {
-        let ModelKeys { from, layers, width, heads, inner, init, tied } = keys;
+        let ModelKeys { kind, shape, from, layers, width, heads, inner, init, tied } = keys;
+        match (kind, shape) {
+            (Some(kind), Some(keys)) => {
+                let fresh = FreshRecurrence { kind, keys };
+                fresh.describe(1, 0)?;
+                return Ok(ModelRecipe::Recurrence(fresh));
+            }
+            (None, Some(_)) => return Err(Error::config("model.shape", "no such key", "one")),
+            _ => {}
+        }
         let sizes = [("layers", layers), ("width", width), ("heads", heads), ("inner", inner)];
         let Some(folder) = from else {
             let usual = FreshModel::default();
@@ -249,7 +296,7 @@ pub struct Stage {
     #[serde(default)]
     pub vary: bool,
     /// Share of the steps whose texts go on from the memory that the step before left, instead of an empty one: the memory of a very
-    /// long text, without reading it in one step. Only an associative memory can be carried on.
+    /// long text, without reading it in one step. Only an associative memory, and a state that a model keeps of its own, can be carried on.
     #[serde(default)]
     pub carry: f64,
     /// The stage ends when validation reaches this exact match, 1 if not given; `"never"`: only with its last step.
@@ -287,15 +334,15 @@ const ONCE_OF_ALL: [(&str, &str); 8] = [
 ];
 
 /// Every value within another, by its path; what is nothing is left out.
-fn flatten(path: &str, value: &serde_json::Value, record: &mut BTreeMap<String, String>) {
+fn flatten(path: &str, value: &Value, record: &mut BTreeMap<String, String>) {
     let below = |key: &dyn std::fmt::Display| if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
     match value {
-        serde_json::Value::Null => {}
-        serde_json::Value::Object(map) => map.iter().for_each(|(key, value)| flatten(&below(key), value, record)),
-        serde_json::Value::Array(list) => {
+        Value::Null => {}
+        Value::Object(map) => map.iter().for_each(|(key, value)| flatten(&below(key), value, record)),
+        Value::Array(list) => {
             list.iter().enumerate().for_each(|(i, value)| flatten(&below(&(i + 1)), value, record));
         }
-        serde_json::Value::String(text) => drop(record.insert(path.into(), text.clone())),
+        Value::String(text) => drop(record.insert(path.into(), text.clone())),
         other => drop(record.insert(path.into(), other.to_string())),
     }
 }
@@ -318,7 +365,8 @@ impl Recipe {
 
     fn of(mut source: Source, changes: &[String]) -> Result<Self> {
         changes.iter().try_for_each(|change| source.set(change))?;
-        let (shared, own) = source.split(&Stage::KEYS);
+        let (mut shared, own) = source.split(&Stage::KEYS);
+        gather_shape(&mut shared);
         let mut common: Common = source.read(&shared, |text| toml::from_str(text))?;
         let name = source.text("task.setting")?;
         let setting = setting(&name).map_err(|e| source.error("task.setting", "", e))?;
@@ -338,7 +386,7 @@ impl Recipe {
         let json = |e: serde_json::Error| Error::Toml(e.to_string());
         let value = serde_json::from_str(&serde_json::to_string(&self.common).map_err(json)?).map_err(json)?;
         let mut own = self.lessons.keys()?;
-        if let Some(stages) = own.get_mut("stage").and_then(serde_json::Value::as_array_mut) {
+        if let Some(stages) = own.get_mut("stage").and_then(Value::as_array_mut) {
             stages.truncate(self.stages.len());
         }
         let mut record = BTreeMap::new();
@@ -373,12 +421,18 @@ impl Recipe {
 
     /// The model to make from scratch, for so many tokens; its segments are the stages'. An error if the recipe begins from a folder.
     pub fn fresh(&self, vocabulary: usize, end: i32) -> Result<Config> {
-        let (ModelRecipe::Fresh(m), Some(memory)) = (&self.model, &self.memory) else {
-            return Err(Error::config("model", "the shape of a fresh model and its memory", "none"));
+        let m = match (&self.model, &self.memory) {
+            (ModelRecipe::Recurrence(m), memory) => {
+                let memory = memory.clone().unwrap_or_else(|| MemoryConfig::new(Window::default()));
+                return Ok(Config::new(m.describe(vocabulary, end)?, memory, 1));
+            }
+            (ModelRecipe::Fresh(m), Some(_)) => m,
+            _ => return Err(Error::config("model", "the shape of a fresh model and its memory", "none")),
         };
+        let Some(memory) = &self.memory else { return Err(Error::config("memory", "a section [memory]", "none")) };
         let FreshModel { layers, width, heads, inner, tied, init, .. } = *m;
         let shape = families::Shape { vocab: vocabulary, end, layers, width, heads, inner, tied, init };
-        let backbone = Family::named("gpt_neox")?.describe(&shape);
+        let backbone = Family::named(NEOX)?.describe(&shape);
         Ok(Config::new(backbone, memory.clone(), 1))
     }
 

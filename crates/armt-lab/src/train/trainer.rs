@@ -155,7 +155,7 @@ pub fn train(
     each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
 ) -> Result<Ending> {
     let origin = match &recipe.model {
-        ModelRecipe::Fresh(_) => None,
+        ModelRecipe::Fresh(_) | ModelRecipe::Recurrence(_) => None,
         // A checkpoint has what was taken from the folder, which may be gone by now.
         ModelRecipe::From(_) if resume => Some(Origin::open(&folder.last_folder(), recipe.memory.as_ref())?),
         ModelRecipe::From(from) => Some(Origin::open(from, recipe.memory.as_ref())?),

@@ -5,6 +5,7 @@
 //! associative: x <- x + A^T phi(W_Q x) / (z . phi(W_Q x));  y = block(x);  A, z <- write(last m rows of y)   (equations 1-4)
 //! prmt:        first and last m rows of x <- M;             y = block(x);  M <- last m rows of y
 //! rmt:         the last layer's last m rows, normed, are the memory tokens around the next segment
+//! rmt_r:       as rmt, with what is found among the memory tokens of all segments before it
 //! none:        nothing, or a window: y = block(x seeing the previous segment's keys and values, without gradient)
 //! ```
 
@@ -12,6 +13,7 @@ mod associative;
 mod config;
 mod prmt;
 mod rmt;
+mod rmt_r;
 mod window;
 
 use std::ops::Range;
@@ -22,6 +24,7 @@ pub use associative::{Associative, Write};
 pub use config::{MemoryConfig, Settings};
 pub use prmt::Prmt;
 pub use rmt::Rmt;
+pub use rmt_r::RmtR;
 use serde_json::{Map, Value};
 pub use window::Window;
 
@@ -41,7 +44,7 @@ pub struct Kind {
 }
 
 /// The kinds that come with the library.
-pub const KINDS: [Kind; 4] = [associative::KIND, rmt::KIND, prmt::KIND, window::KIND];
+pub const KINDS: [Kind; 5] = [associative::KIND, rmt::KIND, prmt::KIND, rmt_r::KIND, window::KIND];
 
 static REGISTERED: RwLock<Vec<Kind>> = RwLock::new(Vec::new());
 
@@ -102,6 +105,9 @@ pub trait Memory: Send + Sync {
         Vec::new()
     }
 
+    /// Lists the tensors of a file that are no layer's.
+    fn entries<'a>(&'a self, _list: &mut EntryList<'a>) {}
+
     /// Lists the tensors of layer l of a file, whose names begin with `prefix`.
     fn layer_entries<'a>(&'a self, _list: &mut EntryList<'a>, _prefix: &str, _l: usize) {}
 
@@ -147,7 +153,8 @@ pub trait Memory: Send + Sync {
         false
     }
 
-    /// The memory tokens `[B, m, d]` of a segment from what came through the top, which is not empty.
+    /// The memory tokens `[B, m, d]` of a segment from what came through the top, which is not empty: as many as stand before it or after it,
+    /// whichever are more.
     fn tokens_from_top(&self, _tape: &Tape, carried: &[Tensor]) -> Result<Tensor> {
         carried.first().cloned().ok_or_else(|| Error::Unsupported("nothing goes through the top of this memory".into()))
     }

@@ -306,8 +306,8 @@ impl Reader {
     fn start(&mut self, runs: &[(usize, Vec<usize>)]) -> Result<()> {
         let (size, mut states, mut taken) = (self.model.config().segment_size, self.states.clone(), vec![0; self.states.len()]);
         for (tokens, texts) in runs {
-            // A memory that has nothing yet is another shape of work, and may have no tensors to stack.
-            let parts = alike(texts.iter().map(|text| states[*text].is_empty()));
+            // A memory that has nothing yet is another shape of work, and may have no tensors to stack; one that grows may be longer.
+            let parts = alike(texts.iter().map(|text| (states[*text].is_empty(), states[*text].shapes())));
             let batches: Vec<Vec<usize>> = parts.into_iter().flat_map(|(_, rows)| self.batches(rows)).collect();
             for rows in batches {
                 let texts: Vec<usize> = rows.into_iter().map(|row| texts[row]).collect();

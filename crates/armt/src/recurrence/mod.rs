@@ -1,27 +1,40 @@
 //! A model over segments with a state: [`Recurrent`]. Schedules, readers, trainers, generators, files and evaluation see only this.
 //!
 //! Layer l at segment s takes the outputs of layer l - 1 at s, and what layer l kept of segment s - 1. A recurrence is built from a
-//! configuration by the `model_type` of its backbone; a new one is a file here and a line of `builder`; [`register`] adds recurrences
-//! from outside.
+//! configuration by the `model_type` of its backbone; a new one is a file here and a line of `KINDS`; [`register`] adds recurrences from
+//! outside.
+//!
+//! ```text
+//! transformer   a backbone with a memory
+//! mamba         S_t = exp(Delta_t A) o S_(t-1) + Delta_t u_t B_t in every layer
+//! rwkv5         S_t = w S_(t-1) + k_t v_t in every head
+//! ```
 
 mod inputs;
+mod mamba;
 mod open;
+mod orthogonal;
+mod rwkv5;
 mod transformer;
 
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use armt_engine::{Param, Tape, Tensor, ops};
+use serde_json::Value;
+
 pub(crate) use inputs::Embedded;
 pub use inputs::{BatchShape, DeviceBatch, HostBatch, Inputs, Place, Targets};
 pub use open::{OpenSegment, TokenByToken};
 pub use transformer::Transformer;
 
+use crate::backbone::families::FAMILIES;
 use crate::backbone::{Around, Padding};
 use crate::backprop::Backprop;
 use crate::compute::Compute;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::memory::Window;
 use crate::state::{Count, LayerState, State, StateLayout};
 use crate::weights::{Entry, Found, Maker, Purpose, Staged, Tensors};
 
@@ -182,6 +195,23 @@ pub trait Recurrent: Send + Sync {
 /// Makes a recurrence from a configuration.
 pub type Build = fn(&Config, &mut Maker) -> Result<Box<dyn Recurrent>>;
 
+/// A recurrence of this library that is no transformer.
+struct Kind {
+    /// `model_type` of its `config.json`.
+    model_type: &'static str,
+    /// Refuses a configuration, without making anything.
+    check: fn(&Config) -> Result<()>,
+    build: Build,
+    /// The configuration of one made from scratch, from its own keys of a recipe's `[model]`. Unknown keys are an error.
+    describe: fn(Value, FreshTokens) -> Result<Value>,
+}
+
+const KINDS: [Kind; 2] = [mamba::KIND, rwkv5::KIND];
+
+/// Models that are taken for those of [`KINDS`] and are others.
+const RELATIVES: [(&str, &str); 5] =
+    [("mamba2", "Mamba-2"), ("falcon_mamba", "Falcon Mamba"), ("rwkv", "RWKV-4"), ("rwkv6", "RWKV-6"), ("rwkv7", "RWKV-7")];
+
 static REGISTERED: RwLock<Vec<(&'static str, Build)>> = RwLock::new(Vec::new());
 
 /// Adds a recurrence for backbones of this `model_type`. One that is taken is an error.
@@ -193,28 +223,97 @@ pub fn register(model_type: &'static str, build: Build) -> Result<()> {
     Ok(())
 }
 
+fn kind(model_type: &str) -> Option<&'static Kind> {
+    static ALL: [Kind; KINDS.len()] = KINDS;
+    ALL.iter().find(|kind| kind.model_type == model_type)
+}
+
 /// What builds backbones of a `model_type`.
 fn builder(model_type: &str) -> Option<Build> {
     if transformer::knows(model_type) {
         return Some(transformer::build);
     }
+    if let Some(kind) = kind(model_type) {
+        return Some(kind.build);
+    }
     let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
     registered.iter().find(|(name, _)| *name == model_type).map(|(_, build)| *build)
+}
+
+/// The error of a `model_type` that nobody builds: it names those that are known, and what it is taken for.
+fn unknown(model_type: &str) -> Error {
+    let known: Vec<&str> = FAMILIES.iter().map(|f| f.model_type).chain(KINDS.iter().map(|kind| kind.model_type)).collect();
+    let relative = RELATIVES.iter().find(|(name, _)| *name == model_type);
+    let shown = relative.map_or(model_type.to_string(), |(name, is)| format!("{name}, which is {is}, another model"));
+    Error::config("model_type", &format!("one of {}", known.join(", ")), shown)
+}
+
+/// Whether models of a `model_type` keep a state of their own, so that they have no memory beside it.
+pub fn keeps_its_own(model_type: &str) -> bool {
+    kind(model_type).is_some()
+}
+
+/// The tokens of a model that is made from scratch.
+#[derive(Clone, Copy, Debug)]
+pub struct FreshTokens {
+    /// How many.
+    pub vocab: usize,
+    /// The one that ends a text.
+    pub end: i32,
+}
+
+/// The configuration, as Hugging Face has it, of a recurrence made from scratch that is no transformer, from its own keys (`layers`, `width`, ..).
+/// A `model_type` that is none of these, and keys that it does not have, are an error.
+pub fn describe(model_type: &str, keys: Value, tokens: FreshTokens) -> Result<Value> {
+    (kind(model_type).ok_or_else(|| unknown(model_type))?.describe)(keys, tokens)
 }
 
 /// Refuses a configuration whose parts do not fit together, without making anything.
 pub fn check(config: &Config) -> Result<()> {
     config.check_segments()?;
-    match builder(config.model_type_of_backbone()) {
-        Some(_) if !transformer::knows(config.model_type_of_backbone()) => Ok(()),
-        _ => config.architecture().map(|_| ()),
+    let model_type = config.model_type_of_backbone();
+    match (kind(model_type), builder(model_type)) {
+        (Some(kind), _) => (kind.check)(config),
+        (_, None) => Err(unknown(model_type)),
+        _ if transformer::knows(model_type) => config.architecture().map(|_| ()),
+        _ => Ok(()),
     }
 }
 
 /// Builds the recurrence of a configuration, with parameters for a purpose.
 pub fn build(config: &Config, purpose: Purpose, compute: &Arc<Compute>) -> Result<Box<dyn Recurrent>> {
     config.check_segments()?;
-    // A type that nobody registered is the transformer's to refuse: it knows the names of all its families.
-    let build = builder(config.model_type_of_backbone()).unwrap_or(transformer::build);
+    let model_type = config.model_type_of_backbone();
+    let build = builder(model_type).ok_or_else(|| unknown(model_type))?;
     build(config, &mut Maker::new(purpose, compute))
+}
+
+/// Refuses a memory around a model that keeps a state of its own.
+fn expect_no_memory(config: &Config, name: &str) -> Result<()> {
+    match config.memory.get::<Window>() {
+        Some(Window { sliding_window: false }) => Ok(()),
+        _ => Err(Error::config("memory.kind", &format!("none: {name} keeps a state of its own"), config.memory.kind())),
+    }
+}
+
+/// The state of some layers, of tensors that all begin with an axis of layers.
+fn begin_layers(state: &State, layers: Range<usize>) -> Result<LayerState> {
+    let tensors = state.tensors().map(|(_, t)| ops::rows(t, layers.clone())).collect::<armt_engine::Result<_>>()?;
+    let fresh = state.counts().iter().map(|c| c.segments == 0).collect();
+    Ok(LayerState { fresh: vec![fresh; layers.len()], layers, tensors, waiting: None })
+}
+
+/// A step of some layers on `inputs` and the mask of tokens that are seen; computed again on the way back where that is asked for.
+fn lean<const N: usize>(
+    context: StepContext<'_>,
+    inputs: &[&Tensor; N],
+    run: impl Fn(&Tape, [&Tensor; N], Option<&Tensor>) -> Result<Vec<Tensor>> + Send + 'static,
+) -> Result<Vec<Tensor>> {
+    let seen = context.padding.map(|padding| padding.mask.clone());
+    if !context.backprop.recompute {
+        return run(context.tape, *inputs, seen.as_ref());
+    }
+    Ok(context.tape.recompute(inputs, move |tape, inputs| {
+        run(tape, std::array::from_fn(|i| &inputs[i]), seen.as_ref()).map_err(Error::into_engine)
+    })?)
 }

@@ -32,9 +32,9 @@ pub(super) fn build(config: &Config, make: &mut Maker) -> Result<Box<dyn Recurre
     let a = architecture.as_ref();
     let embedding = Embedding::new(make, a, around)?;
     // The authors take memory tokens from the embedding's spread.
-    let tokens = (around.after > 0)
-        .then(|| make.memory(|make| make.param("memory", &[around.after, a.width], Fill::Normal(a.init))))
-        .transpose()?;
+    let rows = around.before.max(around.after);
+    let tokens =
+        (rows > 0).then(|| make.memory(|make| make.param("memory", &[rows, a.width], Fill::Normal(a.init)))).transpose()?;
     let blocks = Arc::new(Blocks::new(make, &architecture, config.segment_size + around.total())?);
     let memory = make.memory(|make| config.memory.build(make, a))?;
     let head = Head::new(make, a)?;
@@ -47,7 +47,7 @@ pub(super) fn build(config: &Config, make: &mut Maker) -> Result<Box<dyn Recurre
 pub struct Transformer {
     backbone: Backbone,
     memory: Box<dyn Memory>,
-    /// Learned memory tokens `[m, d]`.
+    /// Learned memory tokens `[m, d]`: the first of them stand before a segment, the first of them after it.
     tokens: Option<Param>,
     around: Around,
     family: &'static Family,
@@ -123,7 +123,8 @@ impl Recurrent for Transformer {
             None => text,
             Some(m) => {
                 let m = ops::reshape(&m, [n, texts, m.dims()[1], m.dims()[2]])?;
-                if self.around.before > 0 { ops::concat(&[&m, &text, &m], 2)? } else { ops::concat(&[&text, &m], 2)? }
+                let (before, after) = (ops::narrow(&m, 2, 0, self.around.before)?, ops::narrow(&m, 2, 0, self.around.after)?);
+                if self.around.before > 0 { ops::concat(&[&before, &text, &after], 2)? } else { ops::concat(&[&text, &after], 2)? }
             }
         };
         let place = &inputs.places()[segments.start];
@@ -194,6 +195,7 @@ impl Recurrent for Transformer {
         if let Some(tokens) = &self.tokens {
             list.memory(|list| list.whole("memory_cell.memory".into(), tokens));
         }
+        list.memory(|list| self.memory.entries(list));
         self.family.embedding_entries(&mut list, cell, &self.backbone);
         for l in 0..self.sizes().layers {
             let layer = format!("{cell}{}", self.family.layer_prefix(l));

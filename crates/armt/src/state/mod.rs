@@ -89,6 +89,8 @@ pub enum Extent {
     Texts,
     /// A size that the model fixes.
     Size(usize),
+    /// So many for each segment that was read.
+    Segments(usize),
     /// A size that depends on what was read.
     Any,
 }
@@ -117,7 +119,7 @@ impl PartLayout {
         let size = |extent: &Extent| match extent {
             Extent::Texts => texts,
             Extent::Size(n) => *n,
-            Extent::Any => 0,
+            Extent::Segments(_) | Extent::Any => 0,
         };
         self.shape.iter().map(size).collect()
     }
@@ -137,6 +139,7 @@ impl PartLayout {
         let fits = |(extent, got): (&Extent, &usize)| match extent {
             Extent::Texts => *got == texts,
             Extent::Size(n) => got == n,
+            Extent::Segments(n) => *got > 0 && got.is_multiple_of(*n),
             Extent::Any => *got > 0,
         };
         if dims.len() == self.shape.len() && self.shape.iter().zip(dims).all(fits) {
@@ -154,6 +157,7 @@ fn shown(shape: &[Extent], texts: usize) -> String {
     let one = |extent: &Extent| match extent {
         Extent::Texts => texts.to_string(),
         Extent::Size(n) => n.to_string(),
+        Extent::Segments(n) => format!("{n} a segment"),
         Extent::Any => "any".into(),
     };
     format!("[{}]", shape.iter().map(one).collect::<Vec<_>>().join(", "))
@@ -226,6 +230,20 @@ impl StateLayout {
         };
         self.parts.iter().map(bytes).sum()
     }
+
+    /// Bytes by which the state of one text grows with every segment; `computed` is the type of the computation.
+    pub fn growth(&self, computed: DType) -> usize {
+        let bytes = |part: &PartLayout| {
+            let dtype = if let PartType::Exactly(dtype) = part.dtype { dtype } else { computed };
+            let grows = part.shape.iter().any(|extent| matches!(extent, Extent::Segments(_)));
+            let size = |extent: &Extent| match extent {
+                Extent::Size(n) | Extent::Segments(n) => *n,
+                Extent::Texts | Extent::Any => 1,
+            };
+            if grows { part.shape.iter().fold(dtype.size(), |bytes, extent| bytes.saturating_mul(size(extent))) } else { 0 }
+        };
+        self.parts.iter().map(bytes).sum()
+    }
 }
 
 /// A named tensor of a state.
@@ -289,6 +307,11 @@ impl State {
     /// The tensors with their names, in a fixed order.
     pub fn tensors(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
         self.parts.iter().map(|p| (p.name, &p.tensor))
+    }
+
+    /// The axes of its tensors. States of equal axes, of which all or none have read something, can be read on side by side.
+    pub fn shapes(&self) -> Vec<Vec<usize>> {
+        self.parts.iter().map(|p| p.tensor.dims().to_vec()).collect()
     }
 
     /// Bytes that the tensors take.

@@ -150,6 +150,12 @@ impl<'a> EntryList<'a> {
         self.push(name, shape, param, at, Layout::Plain);
     }
 
+    /// A whole parameter `[in, out]` that files have as `[out, in]`.
+    pub fn turned(&mut self, name: String, param: &'a Param) {
+        let (at, dims) = (0..param.value().elements(), param.value().dims());
+        self.push(name, vec![dims[1], dims[0]], param, at, Layout::Columns { from: 0, columns: dims[1] });
+    }
+
     /// Layer l of a stacked parameter.
     pub fn layer(&mut self, name: String, param: &'a Param, l: usize, shape: Vec<usize>, layout: Layout) {
         let size = param.value().elements() / self.layers;

@@ -44,6 +44,8 @@ pub struct Maker {
     compute: Arc<Compute>,
     /// What is asked for belongs to the memory.
     of_memory: bool,
+    /// What is asked for takes part in operations in f32.
+    in_f32: bool,
 }
 
 impl Maker {
@@ -53,7 +55,7 @@ impl Maker {
             Purpose::TrainFresh(seed) | Purpose::Wrap(seed) => Some(Random::new(seed)),
             _ => None,
         };
-        Maker { random, purpose, compute: compute.clone(), of_memory: false }
+        Maker { random, purpose, compute: compute.clone(), of_memory: false, in_f32: false }
     }
 
     /// Where the parameters are, and what they compute in.
@@ -69,10 +71,51 @@ impl Maker {
         made
     }
 
+    /// Parameters that take part in operations in f32, whatever the type of the computation.
+    pub fn in_f32<T>(&mut self, make: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        self.in_f32 = true;
+        let made = make(self);
+        self.in_f32 = false;
+        made
+    }
+
     /// A parameter.
     pub fn param(&mut self, name: &str, shape: &[usize], fill: Fill) -> Result<Param> {
+        let n = shape.iter().product();
+        let draws = match fill {
+            Fill::Normal(_) => 2,
+            Fill::Uniform(_) => 1,
+            Fill::Value(_) => 0,
+        };
+        let fill = move |random: &mut Random| match fill {
+            Fill::Normal(deviation) => random.many(n, 2, |r| (deviation * r.normal()) as f32),
+            Fill::Uniform(bound) => random.many(n, 1, |r| (bound * (2.0 * r.uniform() - 1.0)) as f32),
+            Fill::Value(value) => vec![value; n],
+        };
+        self.filled(name, shape, draws, |random| Ok(fill(random)))
+    }
+
+    /// A parameter whose elements are made one by one from their index, each of `draws` random numbers.
+    pub fn made(&mut self, name: &str, shape: &[usize], draws: u64, f: impl Fn(usize, &mut Random) -> f32) -> Result<Param> {
+        let n: usize = shape.iter().product();
+        self.filled(name, shape, draws, |random| Ok((0..n).map(|i| f(i, random)).collect()))
+    }
+
+    /// A parameter whose elements are drawn all at once, of two random numbers each.
+    pub fn drawn(&mut self, name: &str, shape: &[usize], f: impl FnOnce(&mut Random) -> Result<Vec<f32>>) -> Result<Param> {
+        self.filled(name, shape, 2, f)
+    }
+
+    fn filled(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        draws: u64,
+        fill: impl FnOnce(&mut Random) -> Result<Vec<f32>>,
+    ) -> Result<Param> {
         expect_room(name, &[shape, &[size_of::<f32>()]].concat())?;
-        let (n, device, dtype) = (shape.iter().product(), self.compute.device(), self.compute.dtype());
+        let (n, device) = (shape.iter().product(), self.compute.device());
+        let dtype = if self.in_f32 { DType::F32 } else { self.compute.dtype() };
         let Some(random) = &mut self.random else {
             let frozen = match &self.purpose {
                 Purpose::Use => true,
@@ -85,18 +128,9 @@ impl Maker {
             });
         };
         if matches!(self.purpose, Purpose::Wrap(_)) && !self.of_memory {
-            match fill {
-                Fill::Normal(_) => random.pass_over(n, 2),
-                Fill::Uniform(_) => random.pass_over(n, 1),
-                Fill::Value(_) => {}
-            }
+            random.pass_over(n, draws);
             return Ok(Param::frozen(name, &Tensor::uninit(shape, dtype, device)?, dtype)?);
         }
-        let data: Vec<f32> = match fill {
-            Fill::Normal(deviation) => random.many(n, 2, |r| (deviation * r.normal()) as f32),
-            Fill::Uniform(bound) => random.many(n, 1, |r| (bound * (2.0 * r.uniform() - 1.0)) as f32),
-            Fill::Value(value) => vec![value; n],
-        };
-        Ok(Param::new(name, &Tensor::from_slice(&data, shape, device)?, dtype)?)
+        Ok(Param::new(name, &Tensor::from_slice(&fill(random)?, shape, device)?, dtype)?)
     }
 }

@@ -5,7 +5,7 @@
 use armt::State;
 use armt::config::{Alignment, Config, ModelType};
 use armt::engine::{DType, Device, Tensor};
-use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window, Write};
+use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, RmtR, Window, Write};
 use armt::model::Model;
 use armt::random::Random;
 use armt::segment::Batch;
@@ -36,7 +36,7 @@ pub fn backbone(family: &str, layers: usize) -> Value {
     }
 }
 
-/// The memories that have a diagonal schedule, and RMT.
+/// The memories that have a diagonal schedule, and those that go through the top.
 pub fn memories() -> Vec<MemoryConfig> {
     let associative = Associative::new(2, 4);
     vec![
@@ -49,6 +49,7 @@ pub fn memories() -> Vec<MemoryConfig> {
         MemoryConfig::new(Window { sliding_window: false }),
         MemoryConfig::new(Window { sliding_window: true }),
         MemoryConfig::new(Rmt { tokens: 2, wrap_pos: false }),
+        MemoryConfig::new(RmtR { tokens: 2 }),
     ]
 }
 

@@ -9,6 +9,7 @@ pub mod embedding;
 pub mod matmul;
 pub mod memory;
 pub mod norm;
+pub mod recurrence;
 pub mod reduce;
 pub mod rotary;
 pub mod slice;
@@ -46,6 +47,9 @@ macro_rules! each_group {
             memory_write_projected: crate::support::cases::memory::write::projected;
             memory_write_projected_then_read: crate::support::cases::memory::write_read::projected;
             norm: crate::support::cases::norm::cases;
+            recurrence_causal_conv: crate::support::cases::recurrence::causal_conv::cases;
+            recurrence_selective_scan: crate::support::cases::recurrence::selective_scan::cases;
+            recurrence_wkv5: crate::support::cases::recurrence::wkv5::cases;
             reduce: crate::support::cases::reduce::cases;
             rotary: crate::support::cases::rotary::cases;
             slice: crate::support::cases::slice::cases;
@@ -65,5 +69,6 @@ pub fn all() -> Vec<Case> {
 
 /// Cases too large for differences of plain loops, where one device is compared with another.
 pub fn large() -> Vec<Case> {
-    [WriteRule::Paper, WriteRule::Projected].into_iter().flat_map(memory::write_read::large).collect()
+    let memories = [WriteRule::Paper, WriteRule::Projected].into_iter().flat_map(memory::write_read::large);
+    memories.chain(recurrence::large()).collect()
 }

@@ -5,7 +5,8 @@
 //! side by side; the rest of it, the question and GEN are what [`generate_each`] goes on from. The answer is the most probable token each
 //! time, at most 10, cut at EOS. It may reach over a segment's end as it may in training; the next segment is begun then.
 //!
-//! A context is a stream and never in memory, so that 50 million tokens take no more than a thousand.
+//! A context is a stream and never in memory, so that 50 million tokens take no more than a thousand. Instead of all of it a model can be given what
+//! BM25 finds in it for the question, in one segment: a baseline without a memory.
 
 pub mod compare;
 pub mod csv;
@@ -36,6 +37,8 @@ pub struct Judge<'m> {
     babilong: &'m Babilong,
     reader: Reader,
     batch: usize,
+    /// Sentences that are retrieved and read in place of the context.
+    retrieved: Option<usize>,
 }
 
 /// What a model said to a question.
@@ -73,12 +76,25 @@ impl<'m> Judge<'m> {
             let expected = format!("a model with the samples' tokens, up to {}", tokens - 1);
             return Err(Error::unfit(expected, format!("one of {rows} tokens")));
         }
-        Ok(Judge { model, babilong, reader: Reader::new(model, model.empty(batch)?)?, batch })
+        Ok(Judge { model, babilong, reader: Reader::new(model, model.empty(batch)?)?, batch, retrieved: None })
     }
 
     /// From now on a reading ends as soon as this is set, and with it the cell, which gives [`Error::Interrupted`].
     pub fn stop_on(&mut self, stop: Arc<AtomicBool>) {
         self.reader.stop_on(stop);
+    }
+
+    /// From now on the model reads the best `k` sentences of a context in its place, as many of them as fit into one segment with question and
+    /// answer.
+    pub fn retrieve(&mut self, k: usize) {
+        self.retrieved = Some(k);
+    }
+
+    /// What is read of a sample.
+    fn read_of(&self, sample: Sample) -> Result<Sample> {
+        let Some(k) = self.retrieved else { return Ok(sample) };
+        let room = self.model.config().segment_size.saturating_sub(sample.prompt.question.len() + ANSWER);
+        sample.retrieved(self.babilong.tokenizer(), k, room)
     }
 
     /// The answers to samples 0 to `samples` of some stories in contexts of a length. `each` hears of the progress and may end it, which
@@ -95,7 +111,8 @@ impl<'m> Judge<'m> {
         let mut before = CellProgress::default();
         while answers.len() < samples {
             let numbers = answers.len()..samples.min(answers.len() + self.batch);
-            let drawn = numbers.map(|n| self.babilong.draw_as(stories, length, n as u64, facts)).collect::<Result<Vec<_>>>()?;
+            let drawn = numbers.map(|n| self.read_of(self.babilong.draw_as(stories, length, n as u64, facts)?));
+            let drawn = drawn.collect::<Result<Vec<_>>>()?;
             answers.extend(self.part(stories.task(), &drawn, &mut before, each)?);
         }
         Ok(answers)

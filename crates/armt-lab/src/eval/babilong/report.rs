@@ -50,6 +50,9 @@ pub struct Settings {
     pub simulated: bool,
     /// Whether the facts were told as they are.
     pub facts: Facts,
+    /// Sentences that were retrieved and read in place of the context, where they were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retrieve: Option<usize>,
     /// How contexts were written; reports from before there were forms had the mixed one.
     #[serde(default)]
     pub form: Form,

@@ -9,6 +9,7 @@
 //! A context is a stream: whatever its length, no more of it is in memory than a sentence. How many sentences it will have, which the
 //! gaps depend on, is counted beforehand on the tokenised books. The same seed, books and tokenizer give the same tokens everywhere.
 
+mod bm25;
 mod books;
 mod context;
 mod form;

@@ -67,7 +67,7 @@ impl Recipe {
         if every == 0 || samples == 0 || batch == 0 {
             return refuse("eval", "every, samples and batch of at least 1", &"0");
         }
-        if matches!(self.model, ModelRecipe::Fresh(_)) {
+        if !matches!(self.model, ModelRecipe::From(_)) {
             let from = "model.from with weights that stay as they are";
             if self.train.only == Only::Memory {
                 return refuse("train.only", &format!("all, or {from}"), &"memory");
@@ -125,14 +125,17 @@ impl Recipe {
         if stage.carry > 0.0 && stage.accumulate > 1 {
             return Err(Error::config("accumulate", "1 where memories are carried on", stage.accumulate));
         }
-        if stage.carry > 0.0 && self.memory.as_ref().is_some_and(|m| m.kind() != "associative") {
+        let keeps_its_own = matches!(self.model, ModelRecipe::Recurrence(_));
+        if stage.carry > 0.0 && !keeps_its_own && self.memory.as_ref().is_some_and(|m| m.kind() != "associative") {
             return Err(Error::config("carry", "0 with a memory that is not associative", stage.carry));
         }
         if let Some(sizes) = self.sizes(number) {
             self.lessons.check_stage(number, sizes)?;
         }
         match self.model {
-            ModelRecipe::Fresh(_) => armt::recurrence::check(&self.config(number, &self.fresh(TOKENS, 0)?))?,
+            ModelRecipe::Fresh(_) | ModelRecipe::Recurrence(_) => {
+                armt::recurrence::check(&self.config(number, &self.fresh(TOKENS, 0)?))?
+            }
             // Of a folder nothing is known before it is opened.
             ModelRecipe::From(_) => {}
         }

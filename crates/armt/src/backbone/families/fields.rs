@@ -7,31 +7,31 @@ use crate::backbone::architecture::{Llama3Scaling, Mlp, Rotary, Scaling, YarnSca
 use crate::error::{Error, Result};
 
 /// Reads values of a Hugging Face configuration, with errors that name the key.
-pub(super) struct Fields<'a>(pub(super) &'a Value);
+pub(crate) struct Fields<'a>(pub(crate) &'a Value);
 
 impl Fields<'_> {
-    pub(super) fn get(&self, key: &str) -> Option<&Value> {
+    pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.0.get(key).filter(|v| !v.is_null())
     }
 
-    pub(super) fn size(&self, key: &str) -> Result<usize> {
+    pub(crate) fn size(&self, key: &str) -> Result<usize> {
         let value = self.get(key).ok_or_else(|| Error::config(key, "a positive integer", "nothing"))?;
         value.as_u64().filter(|n| *n > 0).map(|n| n as usize).ok_or_else(|| Error::config(key, "a positive integer", value))
     }
 
-    pub(super) fn size_or(&self, key: &str, default: usize) -> Result<usize> {
+    pub(crate) fn size_or(&self, key: &str, default: usize) -> Result<usize> {
         if self.get(key).is_some() { self.size(key) } else { Ok(default) }
     }
 
-    pub(super) fn number_or(&self, key: &str, default: f64) -> Result<f64> {
+    pub(crate) fn number_or(&self, key: &str, default: f64) -> Result<f64> {
         self.get(key).map_or(Ok(default), |v| v.as_f64().ok_or_else(|| Error::config(key, "a number", v)))
     }
 
-    pub(super) fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
+    pub(crate) fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
         self.get(key).map_or(Ok(default), |v| v.as_bool().ok_or_else(|| Error::config(key, "true or false", v)))
     }
 
-    pub(super) fn text_or<'s>(&'s self, key: &str, default: &'s str) -> Result<&'s str> {
+    pub(crate) fn text_or<'s>(&'s self, key: &str, default: &'s str) -> Result<&'s str> {
         self.get(key).map_or(Ok(default), |v| v.as_str().ok_or_else(|| Error::config(key, "a string", v)))
     }
 }

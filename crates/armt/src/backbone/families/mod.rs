@@ -1,7 +1,7 @@
 //! The families of backbones: how Hugging Face describes each, and what it calls its tensors. A new family is a file here and a line of
 //! [`FAMILIES`].
 
-mod fields;
+pub(crate) mod fields;
 mod gpt2;
 mod gpt_neox;
 mod llama;
