@@ -17,7 +17,7 @@ use clap::Args;
 use crate::device::DeviceArgs;
 use crate::eval::expect_place;
 use crate::progress::{Meter, bytes, thousands};
-use crate::shipped::find_model;
+use armt_shipped::find_model;
 
 const EXAMPLE: &str = "\
 Examples:

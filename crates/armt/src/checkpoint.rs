@@ -134,6 +134,14 @@ pub fn backbone_config(source: &Path) -> Result<Value> {
     Ok(config)
 }
 
+/// The configuration of a model folder, or of the plain backbone in a GGUF file.
+pub fn config(source: &Path) -> Result<Config> {
+    if !source.is_file() {
+        return Config::load(source);
+    }
+    Config::plain(backbone_config(source)?).map_err(|e| Error::file(source, e))
+}
+
 /// The tokenizer of a folder, or of a GGUF file; `None` if there is none.
 pub fn tokenizer(source: &Path) -> Result<Option<Tokenizer>> {
     if !source.is_file() {

@@ -54,8 +54,8 @@ impl Model {
         Ok(Model { config: Arc::new(config), recurrence: Arc::from(recurrence), loaded: None })
     }
 
-    /// Loads a model folder to be used: nothing is kept but the weights in the type of the computation. A folder of a plain backbone loads
-    /// as a model without memory, its whole context one segment.
+    /// Loads a model folder to be used: nothing is kept but the weights in the type of the computation. A folder of a plain backbone, and a GGUF
+    /// file, loads as a model without memory, its whole context one segment.
     pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Self> {
         Self::load_for(folder, Purpose::Use, dtype, device)?.loaded_from(folder, |_, _, _| Ok(()))
     }
@@ -97,8 +97,9 @@ impl Model {
     }
 
     fn load_for(folder: &Path, purpose: Purpose, dtype: DType, device: &Device) -> Result<Self> {
-        Self::build(Config::load(folder)?, purpose, dtype, device).map_err(|e| match e {
+        Self::build(checkpoint::config(folder)?, purpose, dtype, device).map_err(|e| match e {
             Error::Engine(_) => e,
+            other if folder.is_file() => Error::file(folder, other),
             other => Error::file(&folder.join("config.json"), other),
         })
     }
