@@ -14,6 +14,7 @@ mod merge;
 mod progress;
 mod quickstart;
 mod read;
+mod read_each;
 mod report;
 mod serve;
 mod train;

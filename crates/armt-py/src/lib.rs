@@ -7,9 +7,11 @@
 mod error;
 mod memory;
 mod model;
+mod research;
 mod source;
 mod speech;
 mod threads;
+mod training;
 
 use pyo3::prelude::*;
 
@@ -20,6 +22,10 @@ fn _armt(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<memory::Memory>()?;
     module.add_class::<model::Model>()?;
     module.add_class::<speech::Stream>()?;
+    module.add_class::<research::TrainableModel>()?;
+    module.add_class::<training::Recipe>()?;
+    module.add_function(wrap_pyfunction!(training::train, module)?)?;
+    module.add_function(wrap_pyfunction!(training::write_babilong, module)?)?;
     module.add_function(wrap_pyfunction!(threads::set_threads, module)?)?;
     module.add_function(wrap_pyfunction!(threads::get_threads, module)?)?;
     Ok(())

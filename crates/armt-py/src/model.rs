@@ -53,6 +53,11 @@ pub fn device_of(device: &str, dtype: Option<&str>) -> Result<(Device, DType)> {
 }
 
 impl Model {
+    /// A session that has read nothing.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
     /// The session of a memory, or of nothing.
     pub fn session_of(&self, memory: Option<&Memory>) -> Result<Session> {
         let Some(memory) = memory else { return Ok(self.session.clone()) };

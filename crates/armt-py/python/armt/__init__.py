@@ -16,11 +16,15 @@ if "ARMT_CUDA_PATH" not in _os.environ and _os.path.isdir(_os.path.join(_package
     _os.environ["ARMT_CUDA_PATH"] = _packages
 
 from ._answer import Answer
-from ._armt import Memory, Model, Stream, __version__, get_threads, set_threads
+from ._armt import Memory, Model, Stream, TrainableModel, __version__, get_threads, set_threads
+from ._probe import Probe
+from .data import Dataset
 from .errors import Error, FileError, InputError, MemoryFileError, NotFoundError
+from .training import Trainer
 
 __all__ = [
     "Answer",
+    "Dataset",
     "Error",
     "FileError",
     "InputError",
@@ -28,7 +32,10 @@ __all__ = [
     "MemoryFileError",
     "Model",
     "NotFoundError",
+    "Probe",
     "Stream",
+    "TrainableModel",
+    "Trainer",
     "__version__",
     "get_threads",
     "set_threads",

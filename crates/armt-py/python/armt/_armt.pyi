@@ -1,19 +1,33 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
 from ._answer import Answer
+from ._probe import Probe
 
-__all__ = ["Memory", "Model", "Stream", "__version__", "get_threads", "set_threads"]
+__all__ = [
+    "Memory",
+    "Model",
+    "Recipe",
+    "Stream",
+    "TrainableModel",
+    "__version__",
+    "get_threads",
+    "set_threads",
+    "train",
+    "write_babilong",
+]
 
 __version__: str
 
 _Text: TypeAlias = str | os.PathLike[str] | Iterable[str]
 _Progress: TypeAlias = bool | Callable[[int], object] | None
+_Tokens: TypeAlias = Sequence[int] | NDArray[np.integer]
+_Texts: TypeAlias = Sequence[Sequence[int]] | NDArray[np.integer]
 
 def set_threads(threads: int, /) -> None: ...
 def get_threads() -> int: ...
@@ -127,6 +141,9 @@ class Model:
         seed: int = 0,
         stop: Sequence[str] = ...,
     ) -> Stream: ...
+    def logprobs(self, text: str | _Tokens, memory: Memory | None = None) -> NDArray[np.float32]: ...
+    def forward(self, text: str | _Tokens, memory: Memory | None = None) -> tuple[NDArray[np.float32], Memory]: ...
+    def probe(self, text: str | _Tokens, memory: Memory | None = None) -> Probe: ...
     def encode(self, text: str) -> list[int]: ...
     def decode(self, tokens: Sequence[int]) -> str: ...
     @property
@@ -148,3 +165,49 @@ class Model:
     @property
     def num_parameters(self) -> int: ...
     def __reduce__(self) -> tuple[Callable[..., Model], tuple[object, ...]]: ...
+
+@final
+class TrainableModel:
+    @staticmethod
+    def from_pretrained(
+        name: str | os.PathLike[str], *, device: str = "auto", dtype: str | None = None
+    ) -> TrainableModel: ...
+    def parameters(self) -> dict[str, NDArray[np.float32]]: ...
+    def set_parameters(self, parameters: dict[str, NDArray[np.float32]]) -> None: ...
+    def forward(self, ids: _Texts) -> NDArray[np.float32]: ...
+    def gradients(
+        self, ids: _Texts, loss: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+    ) -> dict[str, NDArray[np.float32]]: ...
+    def save(self, folder: str | os.PathLike[str]) -> None: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def segment_size(self) -> int: ...
+    @property
+    def num_parameters(self) -> int: ...
+
+@final
+class Recipe:
+    @staticmethod
+    def load(name: str | os.PathLike[str], changes: Sequence[str]) -> Recipe: ...
+    @staticmethod
+    def from_json(text: str, changes: Sequence[str]) -> Recipe: ...
+    def record(self) -> dict[str, str]: ...
+    def first_model(self, device: str, dtype: str | None) -> TrainableModel: ...
+    def first_batch(self, step: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]: ...
+
+def train(
+    recipe: Recipe,
+    out: str | os.PathLike[str],
+    *,
+    resume: bool,
+    device: str,
+    dtype: str | None,
+    each: Callable[[dict[str, Any]], object],
+    all_reduce: Callable[[NDArray[np.float32]], object] | None,
+    rank: int,
+    world: int,
+) -> tuple[str, float] | None: ...
+def write_babilong(
+    path: str | os.PathLike[str], task: str, length: str, *, samples: int, seed: int, split: str, simulated: bool
+) -> None: ...
