@@ -1,5 +1,6 @@
 """What the tests share. They run against the installed package; ARMT_CLI names the command that it must agree with."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -36,3 +37,13 @@ def cli():
         return done.stdout
 
     return run
+
+
+def losses(folder):
+    """The loss of every step of a run."""
+    lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if "lr" in line]
+
+
+def weights(folder):
+    return (folder / "model.safetensors").read_bytes()

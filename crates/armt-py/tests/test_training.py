@@ -5,9 +5,8 @@ import os
 import signal
 
 import armt
-import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, losses, weights
 
 RECIPE = {
     "seed": 1,
@@ -17,15 +16,6 @@ RECIPE = {
     "eval": {"every": 10, "samples": 20, "batch": 20},
     "stage": [{"pairs": 3, "batch": 8, "steps": 20, "until": "never"}],
 }
-
-
-def losses(folder):
-    lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if "lr" in line]
-
-
-def weights(folder):
-    return (folder / "model.safetensors").read_bytes()
 
 
 def test_a_run_is_that_of_the_command_line(cli, tmp_path):
@@ -107,31 +97,3 @@ def test_babilong_rows_are_those_of_the_command_line(cli, tmp_path):
     out = tmp_path / "theirs.jsonl"
     cli("data", "babilong", "--questions", "qa1", "--lengths", "1k", "--samples", 3, "--seed", 5, "--out", out)
     assert dataset.path.read_bytes() == out.read_bytes() and [row["task"] for row in dataset] == ["qa1"] * 3
-
-
-def test_two_processes_worth_of_parts_are_one_step(tmp_path):
-    """Two replicas in threads, that add up what they have."""
-    import threading
-
-    meet = threading.Barrier(2)
-    given = [None, None]
-
-    def replica(rank):
-        def add_up(values):
-            given[rank] = values.copy()
-            meet.wait(60)
-            total = given[0] + given[1]
-            meet.wait(60)
-            values[:] = total
-
-        trainer = armt.Trainer(RECIPE, tmp_path / "run", all_reduce=add_up, rank=rank, world=2, device="cpu")
-        done[rank] = trainer.fit()
-
-    done = [None, None]
-    threads = [threading.Thread(target=replica, args=(rank,)) for rank in (0, 1)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    assert done[0] == done[1] is not None
-    armt.Trainer(RECIPE, tmp_path / "alone", changes={"stage.1.accumulate": 2}, device="cpu").fit()
-    # One process that adds to one gradient rounds elsewhere.
-    assert np.allclose(losses(tmp_path / "run"), losses(tmp_path / "alone"), rtol=1e-4)

@@ -170,8 +170,16 @@ pub fn train_among(
     (dtype, device): (DType, &Device),
     each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
 ) -> Result<Ending> {
-    if let Some(stage) = recipe.stages.iter().find(|stage| replicas.world() > 1 && stage.carry > 0.0) {
-        return Err(Error::config("stage.carry", "0 where several processes train together", stage.carry));
+    let world = replicas.world();
+    for (number, stage) in recipe.stages.iter().enumerate().filter(|_| world > 1) {
+        let key = |name: &str| format!("stage.{}.{name}", number + 1);
+        if stage.carry > 0.0 {
+            return Err(Error::config(&key("carry"), "0 where several processes train together", stage.carry));
+        }
+        if !stage.batch.is_multiple_of(stage.accumulate * world) {
+            let expected = format!("a multiple of {} parts by {world} processes", stage.accumulate);
+            return Err(Error::config(&key("batch"), &expected, stage.batch));
+        }
     }
     // The folder is put right by whoever opens it for writing.
     meet(replicas)?;
