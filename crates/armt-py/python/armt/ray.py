@@ -54,17 +54,15 @@ def read_all(
     `Memory.from_bytes` takes them), `tokens_read`, and `seconds`, its share of the time that its batch was read in.
 
     A row has its text in the column `text`, or the path of a file in UTF-8 in the column `path`. Rows are told apart by the column `id`, where
-    there is one, or else by what they hold. Each of `workers` actors has `cpus` cores (as many threads compute) and `gpus` GPUs.
+    there is one, or else by what they hold. Each of `workers` actors has `cpus` cores (as many threads compute) and `gpus` GPUs. Ray itself needs
+    a core besides: where actors take all that the cluster has, nothing is read.
     """
     device = device or ("cuda" if gpus else "cpu")
     settings = {
         "model": os.fspath(model), "batch_size": batch_size, "text": text, "path": path, "id": id, "every": every,
         "state": None if state is None else os.path.abspath(state), "device": device, "dtype": dtype, "threads": max(1, int(cpus)),
     }  # fmt: skip
-    return documents.map_batches(
-        _Reader, fn_constructor_kwargs=settings, batch_size=batch_size, batch_format="numpy",
-        concurrency=workers, num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=-1,
-    )  # fmt: skip
+    return _map(documents, _Reader, settings, batch_size, workers, cpus, gpus)
 
 
 def ask_all(
@@ -86,9 +84,18 @@ def ask_all(
         "model": os.fspath(model), "question": question, "column": column, "max_tokens": max_tokens,
         "device": device or ("cuda" if gpus else "cpu"), "dtype": dtype, "threads": max(1, int(cpus)),
     }  # fmt: skip
-    return memories.map_batches(
-        _Asker, fn_constructor_kwargs=settings, batch_size=batch_size, concurrency=workers, num_cpus=cpus, num_gpus=gpus,
-        max_restarts=-1, max_task_retries=-1,
+    return _map(memories, _Asker, settings, batch_size, workers, cpus, gpus)
+
+
+def _map(
+    rows: _Dataset, worker: type, settings: dict[str, Any], batch_size: int, workers: int, cpus: float, gpus: float
+) -> _Dataset:
+    """Gives batches of rows to actors, which are started anew where they die, and asked again."""
+    from ray.data import ActorPoolStrategy
+
+    return rows.map_batches(
+        worker, fn_constructor_kwargs=settings, batch_size=batch_size, batch_format="numpy",
+        compute=ActorPoolStrategy(size=workers), num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=-1,
     )  # fmt: skip
 
 
