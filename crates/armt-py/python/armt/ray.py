@@ -90,12 +90,12 @@ def ask_all(
 def _map(
     rows: _Dataset, worker: type, settings: dict[str, Any], batch_size: int, workers: int, cpus: float, gpus: float
 ) -> _Dataset:
-    """Gives batches of rows to actors, which are started anew where they die, and asked again."""
+    """Gives batches of rows to actors, which Ray Data starts anew where they die, and gives their batches again."""
     from ray.data import ActorPoolStrategy
 
     return rows.map_batches(
         worker, fn_constructor_kwargs=settings, batch_size=batch_size, batch_format="numpy",
-        compute=ActorPoolStrategy(size=workers), num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=-1,
+        compute=ActorPoolStrategy(size=workers), num_cpus=cpus, num_gpus=gpus,
     )  # fmt: skip
 
 
