@@ -21,19 +21,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def torch_replica(backend: str | None = None, timeout: float = 300.0) -> dict[str, Any]:
+def torch_replica(backend: str | None = None, *, device: str | None = None, timeout: float = 300.0) -> dict[str, Any]:
     """What `Trainer` is told of the processes: rank, world, all_reduce, and the device of this one. Joins the process group by torchrun's
     environment variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK), unless that is done already, as Ray Train does it.
-    `backend` is gloo, or nccl where CUDA is there. `timeout` is in seconds."""
+
+    `backend` is gloo, or nccl where torch finds CUDA. `device` is where the model computes: with nccl the process's GPU, with gloo the CPU, unless
+    it is named. `timeout` is in seconds."""
     import torch
     import torch.distributed as dist
 
     if not dist.is_initialized():
         backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+        if backend == "nccl":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
-    place = torch.device("cpu")
-    if dist.get_backend() == "nccl":
-        place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    nccl = dist.get_backend() == "nccl"
+    place = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
     def all_reduce(gradient: NDArray[np.float32]) -> None:
         own = torch.from_numpy(gradient)
@@ -42,5 +45,4 @@ def torch_replica(backend: str | None = None, timeout: float = 300.0) -> dict[st
         if added is not own:
             own.copy_(added)
 
-    device = "cpu" if place.type == "cpu" else f"cuda:{place.index}"
-    return {"rank": dist.get_rank(), "world": dist.get_world_size(), "all_reduce": all_reduce, "device": device}
+    return {"rank": dist.get_rank(), "world": dist.get_world_size(), "all_reduce": all_reduce, "device": device or str(place)}
