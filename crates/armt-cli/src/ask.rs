@@ -13,7 +13,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::device::DeviceArgs;
-use crate::shipped::find_model;
+use armt_shipped::find_model;
 
 const EXAMPLE: &str = "\
 Examples:

@@ -9,7 +9,7 @@ use armt::memory::Write;
 use armt::{Model, Session};
 use clap::{Args, ValueEnum};
 
-use crate::shipped::{find_adapter, find_model};
+use armt_shipped::{find_adapter, find_model};
 
 #[derive(Args)]
 pub struct DeviceArgs {

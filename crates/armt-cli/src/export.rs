@@ -11,7 +11,7 @@ use clap::Args;
 use crate::convert::{COMPANIONS, copy, expect_room};
 use crate::device::NumberKind;
 use crate::progress::thousands;
-use crate::shipped::find_model;
+use armt_shipped::find_model;
 
 #[derive(Args)]
 #[command(after_help = "\

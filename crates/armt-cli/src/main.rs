@@ -14,9 +14,9 @@ mod merge;
 mod progress;
 mod quickstart;
 mod read;
+mod read_each;
 mod report;
 mod serve;
-mod shipped;
 mod train;
 
 use std::io::{ErrorKind, Write};
@@ -75,7 +75,7 @@ enum Command {
 fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).without_time().log_internal_errors(false).init();
     armt::engine::join_thread_pool(0);
-    armt_lab::tasks::babilong::carry_data(shipped::data);
+    armt_lab::tasks::babilong::carry_data(armt_shipped::data);
     let result = match Cli::parse().command {
         Command::Quickstart(args) => quickstart::run(&args),
         Command::Train(args) => train::run(&args),

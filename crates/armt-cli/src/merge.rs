@@ -11,7 +11,7 @@ use clap::Args;
 use crate::convert::{COMPANIONS, copy, expect_room};
 use crate::device::NumberKind;
 use crate::progress::thousands;
-use crate::shipped::{find_adapter, find_model};
+use armt_shipped::{find_adapter, find_model};
 
 /// What a tokenizer may be kept in.
 const TOKENIZERS: [&str; 5] = ["tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe"];

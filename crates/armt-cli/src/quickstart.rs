@@ -14,12 +14,12 @@ use armt_lab::tasks::retrieval::{Retrieval, RetrievalLessons};
 use armt_lab::train::recipe::Recipe;
 use armt_lab::train::run_folder::remove_run;
 use armt_lab::train::trainer::{Ending, best_model};
+use armt_shipped::QUICKSTART;
 use clap::Args;
 
 use crate::device::{DeviceArgs, DeviceKind};
 use crate::train::{stop_on_signals, train_in};
 
-const RECIPE: &str = include_str!("../shipped/recipes/quickstart.toml");
 /// Pairs that the recipe's last stage trains on.
 const TRAINED: usize = 8;
 /// Up to the trained length and to four times that, which takes all keys of one symbol.
@@ -55,7 +55,7 @@ pub fn run(args: &QuickstartArgs) -> Result<ExitCode> {
     let stopped = |_| stop.load(Ordering::Relaxed);
     let cpu = DeviceArgs { device: DeviceKind::Cpu, dtype: None };
     let [with, without] = RUNS.map(|name| args.out.join(name));
-    let (recipe, plain) = (Recipe::parse(RECIPE, &[])?, Recipe::parse(RECIPE, &WITHOUT.map(String::from))?);
+    let (recipe, plain) = (Recipe::parse(QUICKSTART, &[])?, Recipe::parse(QUICKSTART, &WITHOUT.map(String::from))?);
     crate::say(format_args!("training an ARMT to remember up to {TRAINED} key-value pairs, each read in a segment of its own"))?;
     if train_in(&recipe, &with, false, &cpu, "", &stopped)?.ending == Ending::Stopped {
         return Ok(ExitCode::from(130));
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn both_recipes_are_right_and_reach_as_far_as_is_said() {
         for changes in [&[][..], &WITHOUT.map(String::from)] {
-            let recipe = Recipe::parse(RECIPE, changes).unwrap_or_else(|e| panic!("{e}"));
+            let recipe = Recipe::parse(QUICKSTART, changes).unwrap_or_else(|e| panic!("{e}"));
             let (task, pairs) = last_stage(&recipe).unwrap_or_else(|| panic!("no retrieval"));
             assert_eq!(pairs, TRAINED);
             assert!(task.check(FARTHEST).is_ok());

@@ -17,7 +17,8 @@ use clap::Args;
 use crate::device::DeviceArgs;
 use crate::eval::expect_place;
 use crate::progress::{Meter, bytes, thousands};
-use crate::shipped::find_model;
+use crate::read_each::ReadEach;
+use armt_shipped::find_model;
 
 const EXAMPLE: &str = "\
 Examples:
@@ -25,12 +26,16 @@ Examples:
   zcat wiki.txt.gz | armt read gpt2-armt - --memory wiki.mem
   armt read gpt2-armt war-and-peace.txt --memory war.mem --resume
   armt read gpt2-armt anna-karenina.txt --memory war.mem --append --new-document
+  armt read gpt2-armt books/ --each memories/
 
 Files are one text, as `cat` would join them, unless --new-document sets them apart. --append goes on where the memory's text ended,
 within a word too, and needs nothing of what was read before.
 
 Ctrl-C saves what was read so far. To go on, give the same texts with --resume: what the memory already holds is passed over. Where a text
-was to be appended, Ctrl-C leaves the memory as it was.";
+was to be appended, Ctrl-C leaves the memory as it was.
+
+--each reads many texts side by side, FILEs and all in folders among them, each into a memory file of its own: DIR/NAME.mem. Those that are there
+are not read again, so that the same command goes on with a reading that was stopped.";
 
 /// What a shell sees of a command ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;
@@ -47,8 +52,14 @@ pub struct ReadArgs {
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
     /// File to keep the memory in.
-    #[arg(long, value_name = "OUT")]
-    memory: PathBuf,
+    #[arg(long, value_name = "OUT", required_unless_present = "each")]
+    memory: Option<PathBuf>,
+    /// Folder to keep a memory of each text in.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["memory", "resume", "append", "new_document"])]
+    each: Option<PathBuf>,
+    /// Texts that --each reads side by side.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=4096), requires = "each")]
+    batch: u64,
     /// Go on with a reading that was interrupted: the same texts, of which what the memory in OUT holds is passed over.
     #[arg(long, conflicts_with = "force")]
     resume: bool,
@@ -59,7 +70,7 @@ pub struct ReadArgs {
     /// memory holds too.
     #[arg(long)]
     new_document: bool,
-    /// Overwrite OUT.
+    /// Overwrite OUT; with --each read all texts again.
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -67,12 +78,15 @@ pub struct ReadArgs {
 }
 
 pub fn run(args: &ReadArgs) -> Result<ExitCode> {
+    if let Some(out) = &args.each {
+        return args.read_each(out);
+    }
     args.check()?;
     let documents = args.documents()?;
     let total = documents.iter().flatten().map(Source::bytes).sum::<Option<u64>>();
     let mut session = args.device.open_session(&args.model, args.adapter.as_deref())?;
     if args.resume || args.append {
-        session.load(&args.memory)?;
+        session.load(args.out())?;
     }
     let before = session.fork();
     let stop = Arc::new(AtomicBool::new(false));
@@ -94,13 +108,13 @@ pub fn run(args: &ReadArgs) -> Result<ExitCode> {
         // A part of a text could not be gone on with.
         return match end {
             Ok(_) => {
-                crate::say(format_args!("stopped: {} is as it was, and the same command begins again", args.memory.display()))?;
+                crate::say(format_args!("stopped: {} is as it was, and the same command begins again", args.out().display()))?;
                 Ok(ExitCode::from(INTERRUPTED))
             }
-            Err(error) => Err(error).with_context(|| format!("{} is as it was: reading failed", args.memory.display())),
+            Err(error) => Err(error).with_context(|| format!("{} is as it was: reading failed", args.out().display())),
         };
     }
-    session.save(&args.memory)?;
+    session.save(args.out())?;
     let summary = args.summary(&before, &session, &done)?;
     match end {
         Ok(End::Finished) => {
@@ -111,7 +125,7 @@ pub fn run(args: &ReadArgs) -> Result<ExitCode> {
         Err(error) => Err(error).with_context(|| {
             format!(
                 "{}: saved after {} tokens, when reading failed",
-                args.memory.display(),
+                args.out().display(),
                 thousands(session.state().tokens_read())
             )
         }),
@@ -129,10 +143,24 @@ struct Done {
 }
 
 impl ReadArgs {
+    /// Where the memory goes, where there is one.
+    fn out(&self) -> &Path {
+        self.memory.as_deref().unwrap_or(Path::new(""))
+    }
+
+    fn read_each(&self, out: &Path) -> Result<ExitCode> {
+        find_model(&self.model)?;
+        std::fs::create_dir_all(out).with_context(|| out.display().to_string())?;
+        let session = self.device.open_session(&self.model, self.adapter.as_deref())?;
+        let stop = Arc::new(AtomicBool::new(false));
+        listen(stop.clone())?;
+        ReadEach { files: &self.files, out, batch: self.batch as usize, force: self.force }.run(&session, &stop)
+    }
+
     /// Everything that can be refused before the model is loaded.
     fn check(&self) -> Result<()> {
         find_model(&self.model)?;
-        let out = &self.memory;
+        let out = self.out();
         let option = if self.append { "--append" } else { "--resume" };
         match (out.exists(), self.resume || self.append, self.force) {
             (true, false, false) => {
@@ -218,8 +246,8 @@ impl ReadArgs {
         let Done { seconds, replaced, .. } = *done;
         let (all, tokens) = (after.tokens_read()?, after.tokens_read()?.saturating_sub(before.tokens_read()?));
         let rate = thousands((tokens as f64 / seconds.max(1e-9)) as u64);
-        let size = bytes(std::fs::metadata(&self.memory).map_or(0, |m| m.len()));
-        let place = self.memory.display();
+        let size = bytes(std::fs::metadata(self.out()).map_or(0, |m| m.len()));
+        let place = self.out().display();
         let mut line = format!("{} tokens read in {seconds:.1} s, {rate} tokens/s; {place} has {size}", thousands(tokens));
         if before.tokens_read()? > 0 {
             line += &format!(" and {} tokens in all", thousands(all));
@@ -240,7 +268,7 @@ impl ReadArgs {
         let mut command = vec!["armt".into(), "read".into(), quoted(&self.model)];
         command.extend(self.files.iter().map(|f| quoted(f)));
         command.extend(self.adapter.iter().flat_map(|adapter| ["--adapter".into(), quoted(adapter)]));
-        command.extend(["--memory".into(), quoted(&self.memory)]);
+        command.extend(["--memory".into(), quoted(self.out())]);
         command.extend(self.device.arguments());
         if self.new_document {
             command.push("--new-document".into());

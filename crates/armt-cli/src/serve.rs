@@ -10,7 +10,7 @@ use armt_serve::{Server, Settings};
 use clap::Args;
 
 use crate::device::DeviceArgs;
-use crate::shipped::find_model;
+use armt_shipped::find_model;
 
 const EXAMPLE: &str = "\
 Examples:

@@ -20,7 +20,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::device::DeviceArgs;
-use crate::shipped::{find_adapter, find_recipe};
+use armt_shipped::{find_adapter, find_recipe};
 
 /// Time between lines where there is no terminal.
 const PAUSE: Duration = Duration::from_secs(5);

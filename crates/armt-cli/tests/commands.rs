@@ -420,3 +420,36 @@ fn figures_of_speed_are_drawn_over_the_size_that_differs() {
     place.good(&format!("{bench} --segments 1 --json one.json"));
     assert!(place.bad("report one.json --out a.svg").contains("differ in one size"));
 }
+
+#[test]
+fn each_of_many_texts_has_the_memory_that_it_has_alone() {
+    let place = with_model();
+    let whole = read(&place.path("text.txt"));
+    std::fs::create_dir_all(place.path("texts/sub")).unwrap();
+    let cuts = [20, 3000, 90, 700, 5, 1500];
+    for (n, cut) in cuts.iter().enumerate() {
+        std::fs::write(place.path(&format!("texts/{n}.txt")), &whole[..*cut]).unwrap();
+    }
+    std::fs::write(place.path("texts/sub/0.txt"), &whole[..333]).unwrap();
+    let said = place.good("read model texts --each out --batch 3 --device cpu");
+    assert!(said.contains("7 of 7 texts read;"), "{said}");
+    for n in 0..cuts.len() {
+        place.good(&format!("read model texts/{n}.txt --memory {n}.mem --device cpu"));
+        assert!(read(&place.path(&format!("out/{n}.txt.mem"))) == read(&place.path(&format!("{n}.mem"))), "{n}");
+    }
+    assert!(place.path("out/sub/0.txt.mem").exists());
+    // What is there is not read again; what cannot be read does not keep the others from being read.
+    std::fs::remove_file(place.path("out/3.txt.mem")).unwrap();
+    std::fs::write(place.path("texts/empty.txt"), "").unwrap();
+    let out = place.command("read model texts --each out --device cpu").output().unwrap();
+    assert!(!out.status.success());
+    assert!(text_of(&out).contains("1 of 8 texts read, 6 were read before"), "{}", text_of(&out));
+    assert!(text(&out.stderr).contains("empty.txt: it is empty"), "{}", text(&out.stderr));
+    assert!(read(&place.path("out/3.txt.mem")) == read(&place.path("3.mem")));
+    std::fs::remove_file(place.path("texts/empty.txt")).unwrap();
+    assert!(place.good("read model texts --each out --force --device cpu").contains("7 of 7 texts read;"));
+    let said = place.bad("read model texts/0.txt texts/sub/0.txt --each twice --device cpu");
+    assert!(said.contains("both would have the memory"), "{said}");
+    let said = place.bad("read model nothing --each out --device cpu");
+    assert!(said.contains("nothing"), "{said}");
+}

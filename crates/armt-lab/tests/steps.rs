@@ -145,3 +145,79 @@ fn texts_go_on_from_the_memory_that_those_before_them_left() {
         assert!(error.contains("3 text(s) side by side, but 2 came"), "{error}");
     }
 }
+
+/// Threads as processes: what each has is added up where all have come.
+struct Threads<'a> {
+    rank: usize,
+    meet: &'a std::sync::Barrier,
+    given: &'a [Mutex<Vec<f32>>; 2],
+}
+
+impl armt_lab::train::replicas::Replicas for Threads<'_> {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world(&self) -> usize {
+        2
+    }
+
+    fn add_up(&self, values: &mut [f32]) -> armt_lab::Result<()> {
+        *self.given[self.rank].lock().unwrap() = values.to_vec();
+        self.meet.wait();
+        let sum: Vec<f32> =
+            self.given[0].lock().unwrap().iter().zip(self.given[1].lock().unwrap().iter()).map(|(a, b)| a + b).collect();
+        self.meet.wait();
+        values.copy_from_slice(&sum);
+        Ok(())
+    }
+}
+
+/// Each of two replicas has half of every batch, and both make the step of the whole batch in two parts.
+#[test]
+fn two_replicas_make_the_steps_of_one() {
+    let config = small::config("gpt2", 2, memories().remove(0), 4, Alignment::Left);
+    let learner = || {
+        let model = small::model_of_spread(config.clone(), 8, 0.1, &Device::cpu());
+        let params = model.params().into_iter().cloned().collect();
+        let settings = Settings { eps: 1e-3, ..Settings::default() };
+        (model, AdamW::new(vec![Group { params, weight_decay: 0.01, rate: 1.0 }], settings).unwrap())
+    };
+    let example = |step: u64| {
+        let batch = tokens(4, 10, step);
+        let targets = Targets::shifted(&batch.ids, None, 4);
+        TaskBatch { batch, targets }
+    };
+    let values = |model: &Model| model.export(|p| Ok(p.value())).unwrap();
+    let (meet, given) = (std::sync::Barrier::new(2), [Mutex::default(), Mutex::default()]);
+    let replica = |rank: usize| {
+        let replicas = Threads { rank, meet: &meet, given: &given };
+        let (model, optimizer) = learner();
+        let mut stepper = Stepper::new(&model, optimizer, Backprop::default(), ScheduleKind::Auto).unwrap().among(&replicas);
+        let losses: Vec<f32> = (0..5).map(|step| stepper.step(&example(step), 1, 1e-3).unwrap()).collect();
+        drop(stepper);
+        (losses, values(&model))
+    };
+    let (first, second) = std::thread::scope(|scope| {
+        let second = scope.spawn(|| replica(1));
+        (replica(0), second.join().unwrap())
+    });
+    assert!(first == second, "both have the same parameters");
+    let (model, optimizer) = learner();
+    let mut alone = Stepper::new(&model, optimizer, Backprop::default(), ScheduleKind::Auto).unwrap();
+    let losses: Vec<f32> = (0..5).map(|step| alone.step(&example(step), 2, 1e-3).unwrap()).collect();
+    drop(alone);
+    for (a, b) in first.0.iter().zip(&losses) {
+        assert!((a - b).abs() < 1e-5, "{a} of two, {b} of one");
+    }
+    for ((name, _, a), (_, _, b)) in first.1.iter().zip(&values(&model)) {
+        assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5), "{name}");
+    }
+    let error = {
+        let replicas = Threads { rank: 0, meet: &meet, given: &given };
+        let (model, optimizer) = learner();
+        let mut stepper = Stepper::new(&model, optimizer, Backprop::default(), ScheduleKind::Auto).unwrap().among(&replicas);
+        stepper.step(&example(0), 4, 1e-3).unwrap_err().to_string()
+    };
+    assert!(error.contains("a multiple of 4 parts by 2 processes, got 4"), "{error}");
+}

@@ -1,6 +1,7 @@
 //! Texts on their way into memories: those that have something to read are read side by side, a share of each at a time.
 
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -310,5 +311,5 @@ fn read_all(reader: &mut Option<SideBySide>, sessions: &mut [Session], texts: Ve
             none.insert(if session.model().device().is_cuda() { new.in_groups_of(GROUP_ON_GPU) } else { new })
         }
     };
-    reader.read(sessions, texts)
+    reader.read(sessions, texts, &mut |_| ControlFlow::Continue(())).map(|_| ())
 }

@@ -82,6 +82,32 @@ pub fn export(recurrence: &dyn Recurrent, pick: impl Fn(&Param) -> armt_engine::
     Ok(out)
 }
 
+/// Overwrites some parameters, under the names and shapes of the files; the others stay. A name that the model does not have, another shape, and a
+/// number that is not finite are errors, and then nothing is changed.
+pub fn import(recurrence: &dyn Recurrent, given: &[Found]) -> Result<()> {
+    let entries = recurrence.entries();
+    let mut changed: HashMap<&str, (&Param, Vec<f32>)> = HashMap::new();
+    for (name, shape, values) in given {
+        let entry = entries.iter().find(|entry| entry.name == *name);
+        let entry = entry.ok_or_else(|| Error::input("a parameter of the model", name))?;
+        if entry.shape != *shape || shape.iter().product::<usize>() != values.len() {
+            return Err(Error::input(format!("{name} of shape {:?}", entry.shape), format!("{shape:?}")));
+        }
+        if let Some(value) = values.iter().find(|x| !x.is_finite()) {
+            return Err(Error::NotFinite { what: name.clone(), value: *value });
+        }
+        let own = match changed.entry(entry.param.name()) {
+            std::collections::hash_map::Entry::Occupied(e) => e.into_mut(),
+            std::collections::hash_map::Entry::Vacant(e) => e.insert((entry.param, entry.param.value().to_f32_vec()?)),
+        };
+        entry.import(values, &mut own.1);
+    }
+    for (param, values) in changed.into_values() {
+        param.set(&Tensor::from_slice(&values, param.value().shape(), param.value().device())?)?;
+    }
+    Ok(())
+}
+
 /// Writes `config.json` into a folder, which is made where it is missing.
 pub fn save_config(config: &Config, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|source| Error::io(folder, source))?;
@@ -132,6 +158,14 @@ pub fn backbone_config(source: &Path) -> Result<Value> {
         }
     }
     Ok(config)
+}
+
+/// The configuration of a model folder, or of the plain backbone in a GGUF file.
+pub fn config(source: &Path) -> Result<Config> {
+    if !source.is_file() {
+        return Config::load(source);
+    }
+    Config::plain(backbone_config(source)?).map_err(|e| Error::file(source, e))
 }
 
 /// The tokenizer of a folder, or of a GGUF file; `None` if there is none.

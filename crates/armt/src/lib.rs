@@ -35,6 +35,7 @@
 //! | [`config`], [`recurrence`] | `config.json`; a model over segments with a state |
 //! | [`schedule`] | two ways to walk the grid of layers and segments |
 //! | [`checkpoint`], [`model`] | model folders; the model |
+//! | [`probe`] | what a pass shows of a model, and gradients of a loss that is computed elsewhere |
 //! | [`adapter`] | what was trained beside a backbone that stayed as it was |
 //! | [`reader`], [`generate`], [`answer`], [`session`] | what a user does with it |
 //!
@@ -53,6 +54,7 @@ pub mod files;
 pub mod generate;
 pub mod memory;
 pub mod model;
+pub mod probe;
 pub mod random;
 pub mod reader;
 pub mod recurrence;

@@ -1,5 +1,6 @@
 //! The model: a configuration and a recurrence, immutable in use. Its state goes in and comes out as a value.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -54,8 +55,8 @@ impl Model {
         Ok(Model { config: Arc::new(config), recurrence: Arc::from(recurrence), loaded: None })
     }
 
-    /// Loads a model folder to be used: nothing is kept but the weights in the type of the computation. A folder of a plain backbone loads
-    /// as a model without memory, its whole context one segment.
+    /// Loads a model folder to be used: nothing is kept but the weights in the type of the computation. A folder of a plain backbone, and a GGUF
+    /// file, loads as a model without memory, its whole context one segment.
     pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Self> {
         Self::load_for(folder, Purpose::Use, dtype, device)?.loaded_from(folder, |_, _, _| Ok(()))
     }
@@ -97,8 +98,9 @@ impl Model {
     }
 
     fn load_for(folder: &Path, purpose: Purpose, dtype: DType, device: &Device) -> Result<Self> {
-        Self::build(Config::load(folder)?, purpose, dtype, device).map_err(|e| match e {
+        Self::build(checkpoint::config(folder)?, purpose, dtype, device).map_err(|e| match e {
             Error::Engine(_) => e,
+            other if folder.is_file() => Error::file(folder, other),
             other => Error::file(&folder.join("config.json"), other),
         })
     }
@@ -137,6 +139,15 @@ impl Model {
             return Err(Error::Unsupported("a model that was loaded to be used keeps its weights".into()));
         }
         checkpoint::set_weights(self.recurrence(), tensors, &mut |_, _| Ok(()))
+    }
+
+    /// Overwrites some parameters of a model that is trained, under the names and shapes of the files; the others stay. What does not fit is an
+    /// error by name, and nothing is changed.
+    pub fn import(&self, given: &[(String, Vec<usize>, Vec<f32>)]) -> Result<()> {
+        if self.loaded.is_some() {
+            return Err(Error::Unsupported("a model that was loaded to be used keeps its weights".into()));
+        }
+        checkpoint::import(self.recurrence(), given)
     }
 
     /// Every parameter, or what `pick` takes of it (its gradient, say), under the names and shapes of the files.
@@ -288,24 +299,37 @@ impl Model {
         schedule: ScheduleKind,
         alignment: Alignment,
     ) -> Result<(Vec<f32>, State)> {
-        self.expect_state(state, batch.texts)?;
-        state.expect_closed()?;
-        let segments = self.segments_aligned(batch, alignment)?;
-        let (tokens, vocab, before) = (batch.tokens(), self.sizes().vocab, self.recurrence.around().before);
+        let (tokens, vocab) = (batch.tokens(), self.sizes().vocab);
         let mut logits = vec![0f32; batch.texts * tokens * vocab];
-        let tape = Tape::off();
-        let inputs = self.inputs(&segments, batch.texts)?;
-        let pass = Pass::forward(&tape, &inputs);
-        let state = schedule.schedule(self.recurrence())?.run(self.recurrence(), pass, state, &mut |s, h| {
-            let Segment { range, pad, .. } = &segments[s];
-            let text = ops::narrow(h, 1, before + pad, range.len())?;
-            let values = self.logits(&tape, &text)?.to_f32_vec()?;
+        let state = self.each_logits(batch, state, schedule, alignment, &mut |range, values| {
             for (b, row) in values.chunks(range.len() * vocab).enumerate() {
                 logits[(b * tokens + range.start) * vocab..][..row.len()].copy_from_slice(row);
             }
             Ok(())
         })?;
         Ok((logits, state))
+    }
+
+    /// Reads a batch; `each` hears of every segment its tokens and their logits `[B, tokens of the segment, V]`, which are not kept. Gives the
+    /// state afterwards.
+    pub(crate) fn each_logits(
+        &self,
+        batch: &Batch,
+        state: &State,
+        schedule: ScheduleKind,
+        alignment: Alignment,
+        each: &mut dyn FnMut(&Range<usize>, Vec<f32>) -> Result<()>,
+    ) -> Result<State> {
+        self.expect_state(state, batch.texts)?;
+        state.expect_closed()?;
+        let (segments, before) = (self.segments_aligned(batch, alignment)?, self.recurrence.around().before);
+        let (tape, inputs) = (Tape::off(), self.inputs(&segments, batch.texts)?);
+        let pass = Pass::forward(&tape, &inputs);
+        schedule.schedule(self.recurrence())?.run(self.recurrence(), pass, state, &mut |s, h| {
+            let Segment { range, pad, .. } = &segments[s];
+            let text = ops::narrow(h, 1, before + pad, range.len())?;
+            each(range, self.logits(&tape, &text)?.to_f32_vec()?)
+        })
     }
 
     /// The state after whole segments.

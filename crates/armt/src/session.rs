@@ -26,6 +26,7 @@ use armt_engine::{DType, Device};
 
 use crate::adapter::Adapter;
 use crate::answer::{Answer, answer};
+use crate::checkpoint;
 use crate::error::{Error, Result};
 use crate::generate::{Generated, Options, generate};
 use crate::model::Model;
@@ -47,14 +48,14 @@ pub struct Session {
 }
 
 impl Session {
-    /// Opens a model folder on the GPU, if there is one that works, or the CPU: in bf16 there, in f32 here.
+    /// Opens a model folder, or a GGUF file, on the GPU, if there is one that works, or the CPU: in bf16 there, in f32 here.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
         let (device, _) = Device::auto();
         let dtype = if device.is_cuda() { DType::BF16 } else { DType::F32 };
         Self::open_on(folder, dtype, &device)
     }
 
-    /// Opens a model folder on a device, in a type of computation.
+    /// Opens a model folder, or a GGUF file, on a device, in a type of computation.
     pub fn open_on(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         let folder = folder.as_ref();
         Self::of_folder(folder, Model::load(folder, dtype, device)?)
@@ -67,7 +68,12 @@ impl Session {
     }
 
     fn of_folder(folder: &Path, model: Model) -> Result<Self> {
-        let tokenizer = Tokenizer::load_for(folder, model.sizes().vocab)?;
+        let vocab = model.sizes().vocab;
+        let tokenizer = match checkpoint::tokenizer(folder)? {
+            Some(tokenizer) => tokenizer.expect_fits(vocab, folder).map(|()| tokenizer),
+            // Where there are no files at all, the usual one is said to be missing.
+            None => Tokenizer::load(folder),
+        }?;
         let mut session = Self::new(model, Arc::new(tokenizer))?;
         // A folder that is named as where we are, or by what is above it, has a name only there.
         let folder = std::path::absolute(folder).ok();
@@ -184,7 +190,17 @@ impl Session {
     /// Reads a text into each of some sessions of one model, side by side, to their ends. The texts may have any lengths: each session is
     /// then as it would be if it had read alone, on the CPU to the bit. Where one fails all stay as they are.
     pub fn read_all(sessions: &mut [Self], texts: Vec<Source>) -> Result<()> {
-        SideBySide::new(expect_one_model(sessions)?)?.read(sessions, texts)
+        SideBySide::new(expect_one_model(sessions)?)?.read(sessions, texts, &mut |_| ControlFlow::Continue(())).map(|_| ())
+    }
+
+    /// Reads texts as [`Session::read_all`] does; `each` hears of the progress after every group and may stop it, and then all sessions stay as
+    /// they are.
+    pub fn read_all_until(
+        sessions: &mut [Self],
+        texts: Vec<Source>,
+        each: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<End> {
+        SideBySide::new(expect_one_model(sessions)?)?.read(sessions, texts, each)
     }
 
     /// The state, and apart from it the end of the text that is no tokens yet.
@@ -229,7 +245,18 @@ impl Session {
             return Err(Error::input("a question", "nothing"));
         }
         let question = format!("{question}{}", self.model.config().after_question.as_deref().unwrap_or_default());
-        answer(&self.model, &self.tokenizer, self.closed()?, &question, options, stop, each)
+        self.continue_with(&question, options, stop, each)
+    }
+
+    /// What the model goes on with after a prompt as it stands, as [`Session::ask_with`] does after a question.
+    pub fn continue_with(
+        &self,
+        prompt: &str,
+        options: &Options,
+        stop: &[String],
+        each: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Answer> {
+        answer(&self.model, &self.tokenizer, self.closed()?, prompt, options, stop, each)
     }
 
     /// Goes on from a prompt's tokens. The state stays as it is; that after the prompt is in what is generated.
@@ -304,8 +331,13 @@ impl SideBySide {
         SideBySide { reader: self.reader.in_groups_of(segments), ..self }
     }
 
-    /// Reads a text into each session, as [`Session::read_all`] does.
-    pub fn read(&mut self, sessions: &mut [Session], texts: Vec<Source>) -> Result<()> {
+    /// Reads a text into each session, as [`Session::read_all_until`] does.
+    pub fn read(
+        &mut self,
+        sessions: &mut [Session],
+        texts: Vec<Source>,
+        each: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<End> {
         if texts.len() != sessions.len() {
             return Err(Error::Texts { state: sessions.len(), texts: texts.len() });
         }
@@ -320,33 +352,43 @@ impl SideBySide {
         }
         self.reader.begin_each(states)?;
         let rests = match self.reader.is_on_gpu() {
-            true => self.read_ahead(streams)?,
-            false => self.read_in_turn(streams)?,
+            true => self.read_ahead(streams, each)?,
+            false => self.read_in_turn(streams, each)?,
         };
+        let Some(rests) = rests else { return Ok(End::Stopped) };
         let with_rest = |(state, text): (State, OpenText)| {
             let tokens = state.tails()[0].tokens.clone();
             state.with_tails(vec![Tail { tokens, text }])
         };
         let states = self.reader.states()?.into_iter().zip(rests).map(with_rest).collect::<Result<Vec<_>>>()?;
         sessions.iter_mut().zip(states).for_each(|(session, state)| session.take(state));
-        Ok(())
+        Ok(End::Finished)
     }
 
-    /// One text is tokenized at a time, on all threads. Gives what the texts' ends left open.
-    fn read_in_turn(&mut self, streams: Vec<TokenStream>) -> Result<Vec<OpenText>> {
+    /// One text is tokenized at a time, on all threads. Gives what the texts' ends left open, or `None` where `each` has stopped it.
+    fn read_in_turn(
+        &mut self,
+        streams: Vec<TokenStream>,
+        each: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Option<Vec<OpenText>>> {
         let mut streams: Vec<TokenStream> = streams.into_iter().map(|stream| stream.on_threads(&self.threads)).collect();
         let mut tokens: Vec<Tokens<'_>> = streams.iter_mut().map(|stream| stream as Tokens<'_>).collect();
-        self.reader.read_all(&mut tokens, &mut |_| ControlFlow::Continue(()))?;
-        Ok(streams.iter().map(TokenStream::rest).collect())
+        let end = self.reader.read_all(&mut tokens, each)?;
+        Ok((end == End::Finished).then(|| streams.iter().map(TokenStream::rest).collect()))
     }
 
-    /// Texts are tokenized ahead, each on a thread of its own, while a GPU reads.
-    fn read_ahead(&mut self, streams: Vec<TokenStream>) -> Result<Vec<OpenText>> {
+    /// Texts are tokenized ahead, each on a thread of its own, while a GPU reads. Gives what [`SideBySide::read_in_turn`] does.
+    fn read_ahead(
+        &mut self,
+        streams: Vec<TokenStream>,
+        each: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Option<Vec<OpenText>>> {
         let start = |stream| TokenPrefetch::start(stream, Arc::default());
         let mut streams: Vec<TokenPrefetch> = streams.into_iter().map(start).collect::<Result<_>>()?;
         let mut tokens: Vec<Tokens<'_>> = streams.iter_mut().map(|stream| stream as Tokens<'_>).collect();
-        self.reader.read_all(&mut tokens, &mut |_| ControlFlow::Continue(()))?;
-        Ok(streams.iter().map(|stream| stream.rest().cloned().unwrap_or_default()).collect())
+        let end = self.reader.read_all(&mut tokens, each)?;
+        let rests = || streams.iter().map(|stream| stream.rest().cloned().unwrap_or_default()).collect();
+        Ok((end == End::Finished).then(rests))
     }
 }
 

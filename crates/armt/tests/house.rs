@@ -29,6 +29,7 @@ const HOUSES: [(&str, &[&str]); 3] = [
             "schedule",
             "checkpoint",
             "model",
+            "probe",
             "adapter",
             "reader",
             "generate",

@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::device::DeviceArgs;
-use crate::shipped::find_model;
+use armt_shipped::find_model;
 
 const EXAMPLE: &str = "\
 Examples:

@@ -1,8 +1,10 @@
 //! Training: one loop for all tasks, its run folder and its logs.
 
+pub mod first;
 pub mod meter;
 pub mod origin;
 pub mod recipe;
+pub mod replicas;
 pub mod run_folder;
 mod start;
 pub mod step;

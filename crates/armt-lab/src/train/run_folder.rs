@@ -63,7 +63,8 @@ const FILES: [&str; 11] = [
 /// A run's folder, open for writing.
 pub struct RunFolder {
     path: PathBuf,
-    log: File,
+    /// None where the folder is only read.
+    log: Option<File>,
     tokenizer: Option<Arc<Tokenizer>>,
     recipe: Option<BTreeMap<String, String>>,
     adapter: Option<Arc<AdapterTraining>>,
@@ -98,7 +99,7 @@ impl RunFolder {
             return Err(held(LOG));
         }
         remove(&path.join(new(LAST)))?;
-        Ok(RunFolder { path: path.into(), log, tokenizer: None, recipe: None, adapter: None })
+        Ok(RunFolder { path: path.into(), log: Some(log), tokenizer: None, recipe: None, adapter: None })
     }
 
     /// The folder of a run to go on with, its checkpoints whole after whatever ended it. An error if there is no run, if it has no
@@ -118,7 +119,17 @@ impl RunFolder {
                 "expected a checkpoint to go on from, but the run ended before its first: begin it anew",
             ));
         }
-        Ok(RunFolder { path: path.into(), log, tokenizer: None, recipe: None, adapter: None })
+        Ok(RunFolder { path: path.into(), log: Some(log), tokenizer: None, recipe: None, adapter: None })
+    }
+
+    /// The folder of a run that another process writes: whatever would be written here is not.
+    pub fn watch(path: &Path) -> Self {
+        RunFolder { path: path.into(), log: None, tokenizer: None, recipe: None, adapter: None }
+    }
+
+    /// Whether what is to be written is written.
+    pub fn writes(&self) -> bool {
+        self.log.is_some()
     }
 
     /// The folder.
@@ -144,7 +155,8 @@ impl RunFolder {
     /// Appends a line to the log. It is in the file when this returns.
     pub fn log(&mut self, record: &Value) -> Result<()> {
         // One write, so that a crash leaves a whole line or a tail that `open` cuts off.
-        self.log.write_all(format!("{record}\n").as_bytes()).map_err(io(&self.path.join(LOG)))
+        let Some(log) = &mut self.log else { return Ok(()) };
+        log.write_all(format!("{record}\n").as_bytes()).map_err(io(&self.path.join(LOG)))
     }
 
     /// Drops the lines whose `step` is greater than `step`: those that a run resumed there will write again. A line that is not JSON is
@@ -155,6 +167,9 @@ impl RunFolder {
 
     /// Drops lines of the log. A line that is not JSON is an error by its number, and the log stays as it is.
     pub fn drop_from_log(&mut self, drop: impl Fn(&Value) -> bool) -> Result<()> {
+        if !self.writes() {
+            return Ok(());
+        }
         let path = self.path.join(LOG);
         let text = std::fs::read_to_string(&path).map_err(io(&path))?;
         let mut kept = String::with_capacity(text.len());
@@ -168,7 +183,7 @@ impl RunFolder {
         }
         if kept != text {
             write_beside(&path, kept.as_bytes())?;
-            self.log = open_log(&self.path)?;
+            self.log = Some(open_log(&self.path)?);
         }
         Ok(())
     }
@@ -249,6 +264,9 @@ impl RunFolder {
 
     /// Replaces a folder as a whole, by one whose tensors in `weights` are finite.
     fn replace(&self, name: &str, weights: &str, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+        if !self.writes() {
+            return Ok(());
+        }
         settle(&self.path, name)?;
         let [place, new, old] = [name.into(), new(name), old(name)].map(|n: String| self.path.join(n));
         std::fs::create_dir(&new).map_err(io(&new))?;

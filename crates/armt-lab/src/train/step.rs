@@ -9,13 +9,14 @@ use std::sync::Arc;
 use armt::State;
 use armt::adapter::AdapterTraining;
 use armt::engine::optim::AdamW;
-use armt::engine::{Graph, Tape, Tensor, Workspace, ops};
+use armt::engine::{Graph, Param, Tape, Tensor, Workspace, ops};
 use armt::model::Model;
 use armt::recurrence::{BatchShape, DeviceBatch, HostBatch, Targets};
 use armt::schedule::{Backprop, ScheduleKind};
 use armt::segment::Batch;
 use armt::state::Begins;
 
+use super::replicas::{Alone, Replicas};
 use crate::error::{Error, Result};
 use crate::tasks::TaskBatch;
 
@@ -30,6 +31,8 @@ pub struct Stepper<'m> {
     adapter: Option<Arc<AdapterTraining>>,
     backprop: Backprop,
     schedule: ScheduleKind,
+    /// Who computes the other parts of every batch.
+    replicas: &'m dyn Replicas,
     /// The loss of the last step, f32 `[1]`.
     loss: Tensor,
     /// The memory that texts go on from, and the one that they leave.
@@ -60,7 +63,13 @@ impl<'m> Stepper<'m> {
     pub fn new(model: &'m Model, optimizer: AdamW, backprop: Backprop, schedule: ScheduleKind) -> Result<Self> {
         let device = model.device();
         let (loss, workspace) = (Tensor::from_slice(&[0f32], [1], device)?, Workspace::new(device));
-        Ok(Stepper { model, optimizer, adapter: None, backprop, schedule, loss, memory: None, shapes: HashMap::new(), workspace })
+        let (replicas, shapes) = (&Alone, HashMap::new());
+        Ok(Stepper { model, optimizer, adapter: None, backprop, schedule, replicas, loss, memory: None, shapes, workspace })
+    }
+
+    /// The steps of one of several processes.
+    pub fn among(self, replicas: &'m dyn Replicas) -> Self {
+        Stepper { replicas, ..self }
     }
 
     /// The steps of an adapter, whose parameters the optimizer has.
@@ -118,7 +127,7 @@ impl<'m> Stepper<'m> {
         Ok(())
     }
 
-    /// One step on a batch that is computed in `parts` equal parts, with learning rate `rate`. Gives the mean loss, after the update: one
+    /// One step on a batch that is computed in `parts` equal parts, by each of several processes, with learning rate `rate`. Gives the mean loss, after the update: one
     /// that is not finite has spoiled the parameters.
     pub fn step(&mut self, asked: &TaskBatch, parts: usize, rate: f32) -> Result<f32> {
         self.make(asked, parts, rate, Begin::Empty)
@@ -149,8 +158,16 @@ impl<'m> Stepper<'m> {
     }
 
     fn make(&mut self, asked: &TaskBatch, parts: usize, rate: f32, begin: Begin) -> Result<f32> {
-        let hosts = (0..parts).map(|part| {
-            let (batch, targets) = slice(asked, part, parts);
+        let (rank, world) = (self.replicas.rank(), self.replicas.world());
+        if !asked.batch.texts.is_multiple_of(parts * world) {
+            return Err(Error::input(
+                "texts of a batch",
+                format!("a multiple of {parts} parts by {world} processes"),
+                asked.batch.texts,
+            ));
+        }
+        let hosts = (rank * parts..(rank + 1) * parts).map(|part| {
+            let (batch, targets) = slice(asked, part, parts * world);
             let host = self.model.host_batch(&batch, &targets)?;
             Ok(if self.model.device().is_cuda() { host.rounded(ROWS) } else { host })
         });
@@ -177,15 +194,37 @@ impl<'m> Stepper<'m> {
             None => self.workspace.run(|| self.body(&shape.batches, memory).map_err(armt::Error::into_engine))?,
         }
         self.shapes.insert(key, shape);
+        if world > 1 {
+            self.add_up()?;
+            self.update()?;
+        }
         Ok(self.loss.item()?)
     }
 
-    /// What a step does on the device, from the batches to the updated parameters.
+    /// Adds up the gradients and the loss over all processes, as one flat vector: those of the parameters in the optimizer's order, then the loss.
+    fn add_up(&self) -> Result<()> {
+        let params: Vec<&Param> = self.optimizer.params().collect();
+        let mut flat = Vec::with_capacity(1 + params.iter().map(|p| p.value().elements()).sum::<usize>());
+        for param in &params {
+            flat.extend(param.grad()?.to_vec::<f32>()?);
+        }
+        flat.push(self.loss.item()?);
+        self.replicas.add_up(&mut flat)?;
+        let mut rest = flat.as_slice();
+        for param in &params {
+            let own;
+            (own, rest) = rest.split_at(param.value().elements());
+            param.grad()?.overwrite(own)?;
+        }
+        Ok(self.loss.overwrite(rest)?)
+    }
+
+    /// What a step does on the device: from the batches to the gradients and, where no other process has some to add, to the updated parameters.
     fn body(&self, batches: &[DeviceBatch], memory: Option<&State>) -> armt::Result<()> {
         self.optimizer.zero_grad()?;
         self.adapter.as_ref().map_or(Ok(()), |adapter| adapter.zero_grad())?;
         self.loss.fill_zero()?;
-        let share = 1.0 / batches.len() as f32;
+        let share = 1.0 / (batches.len() * self.replicas.world()) as f32;
         let backprop = Backprop { sparse: self.backprop.sparse * share, ..self.backprop };
         for batch in batches {
             let tape = Tape::new();
@@ -199,6 +238,11 @@ impl<'m> Stepper<'m> {
             self.loss.copy_from(&ops::add(&self.loss, &loss.detach())?)?;
         }
         self.adapter.as_ref().map_or(Ok(()), |adapter| adapter.pull())?;
+        if self.replicas.world() == 1 { self.update() } else { Ok(()) }
+    }
+
+    /// Changes the parameters by their gradients.
+    fn update(&self) -> armt::Result<()> {
         self.optimizer.apply()?;
         self.adapter.as_ref().map_or(Ok(()), |adapter| adapter.refresh())
     }

@@ -20,8 +20,10 @@ use armt::weights::Tensors;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::first;
 use super::origin::{Origin, best_of};
 use super::recipe::{EvalRecipe, ModelRecipe, Recipe, Stage};
+use super::replicas::{Alone, Replicas, meet};
 use super::run_folder::RunFolder;
 use super::start::Start;
 use super::step::Stepper;
@@ -30,7 +32,7 @@ use crate::error::{Error, Result};
 use crate::eval::likelihood::{self, Likelihood};
 use crate::eval::retrieval::count_exact;
 use crate::tasks::TaskBatch;
-use crate::tasks::training::{Begun, Measure, TrainingTask, Window};
+use crate::tasks::training::{Measure, TrainingTask, Window};
 
 /// Threads that draw batches, each every so-manieth one, and batches of each that wait for the device. Not the pool that the device computes
 /// with: its threads wait for batches too.
@@ -154,16 +156,41 @@ pub fn train(
     (dtype, device): (DType, &Device),
     each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
 ) -> Result<Ending> {
+    train_among(&Alone, recipe, folder, resume, (dtype, device), each)
+}
+
+/// Runs a recipe as [`train`] does, as one of several processes that train together: each takes its part of every batch. The first has the folder
+/// open for writing and the others for reading ([`RunFolder::watch`]). A stop must be asked for in all of them after the same event. Every
+/// process judges the model for itself. Memories that are carried from text to text are refused.
+pub fn train_among(
+    replicas: &dyn Replicas,
+    recipe: &Recipe,
+    folder: &mut RunFolder,
+    resume: bool,
+    (dtype, device): (DType, &Device),
+    each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
+) -> Result<Ending> {
+    let world = replicas.world();
+    for (number, stage) in recipe.stages.iter().enumerate().filter(|_| world > 1) {
+        let key = |name: &str| format!("stage.{}.{name}", number + 1);
+        if stage.carry > 0.0 {
+            return Err(Error::config(&key("carry"), "0 where several processes train together", stage.carry));
+        }
+        if !stage.batch.is_multiple_of(stage.accumulate * world) {
+            let expected = format!("a multiple of {} parts by {world} processes", stage.accumulate);
+            return Err(Error::config(&key("batch"), &expected, stage.batch));
+        }
+    }
+    // The folder is put right by whoever opens it for writing.
+    meet(replicas)?;
     let origin = match &recipe.model {
         ModelRecipe::Fresh(_) | ModelRecipe::Recurrence(_) => None,
         // A checkpoint has what was taken from the folder, which may be gone by now.
         ModelRecipe::From(_) if resume => Some(Origin::open(&folder.last_folder(), recipe.memory.as_ref())?),
         ModelRecipe::From(from) => Some(Origin::open(from, recipe.memory.as_ref())?),
     };
-    let begun = origin.as_ref().map(|o| Begun { folder: o.path(), vocab: o.vocab(), config: o.config() });
-    let data = recipe.lessons().open(begun.as_ref())?;
-    let fresh = || recipe.fresh(data.vocabulary(), data.end_token());
-    let configs = recipe.configs(&origin.as_ref().map_or_else(fresh, |o| Ok(o.config().clone()))?)?;
+    let (data, base) = first::open(recipe, origin.as_ref())?;
+    let configs = recipe.configs(&base)?;
     let mut weights = match &origin {
         _ if resume => Some(Tensors::open(&folder.last_folder())?),
         Some(origin) => Some(origin.weights()?),
@@ -176,7 +203,7 @@ pub fn train(
         progress.check(recipe).map_err(|e| Error::file(&folder.last_folder().join("state.json"), e))?;
     }
     folder.keep_recipe(recipe.record()?);
-    let mut events = EventWriter::create(folder.path())?;
+    let mut events = if folder.writes() { Some(EventWriter::create(folder.path())?) } else { None };
     folder.truncate_log(progress.total)?;
     if progress.due {
         // A validation that was cut short after its line: it will be made, and told, again.
@@ -185,7 +212,7 @@ pub fn train(
             ["exact_match", "valid"].iter().any(|key| line.get(key).is_some()) && line["step"].as_u64() == Some(total)
         })?;
     }
-    events.resume_after(progress.total)?;
+    events.as_mut().map_or(Ok(()), |events| events.resume_after(progress.total))?;
     folder.keep_tokenizer(data.tokenizer());
     device.reset_peak();
     while let (Some(stage), Some(sizes)) = (recipe.stages.get(progress.stage), recipe.sizes(progress.stage)) {
@@ -212,7 +239,7 @@ pub fn train(
             }
         }
         let backprop = Backprop { sparse: stage.sparse.unwrap_or(recipe.backprop.sparse), ..recipe.backprop };
-        let mut stepper = Stepper::new(&model, optimizer, backprop, ScheduleKind::Auto)?.adapting(adapter.as_ref());
+        let mut stepper = Stepper::new(&model, optimizer, backprop, ScheduleKind::Auto)?.adapting(adapter.as_ref()).among(replicas);
         if progress.step > 0
             && let Some(memory) = folder.load_memory(&model)?
         {
@@ -220,11 +247,14 @@ pub fn train(
         }
         let task = data.task(progress.stage, sizes)?;
         let name = task.name();
-        let (task, name, events) = (&*task, name.as_str(), &mut events);
+        let (task, name, events) = (&*task, name.as_str(), events.as_mut());
         let mut run = StageRun { recipe, stage, task, name, model: &model, stepper, folder, events };
+        // All have read the folder before the first writes to it, and it has written before the others read on.
+        meet(replicas)?;
         if run.go(&mut progress, each)?.is_break() {
             return Ok(Ending::Stopped);
         }
+        meet(replicas)?;
         let measure = task.measure();
         if recipe.eval.gated
             && measure == Measure::ExactMatch
@@ -292,8 +322,7 @@ fn optimizer(recipe: &Recipe, model: &Model, adapter: Option<&AdapterTraining>) 
 
 /// A seed for one purpose at one place of a run.
 fn seed(recipe: &Recipe, purpose: u64, stage: usize, step: u64) -> Random {
-    let mut random = Random::new(recipe.seed ^ (purpose << 56) ^ ((stage as u64) << 40) ^ step.wrapping_mul(0x9e37_79b9));
-    Random::new(random.bits())
+    first::seed(recipe.seed, purpose, stage, step)
 }
 
 /// A batch, and where texts go on from those of the batch before, which of them do not.
@@ -310,7 +339,7 @@ struct StageRun<'a> {
     model: &'a Model,
     stepper: Stepper<'a>,
     folder: &'a mut RunFolder,
-    events: &'a mut EventWriter,
+    events: Option<&'a mut EventWriter>,
 }
 
 impl StageRun<'_> {
@@ -404,8 +433,7 @@ impl StageRun<'_> {
                 "peak_bytes": self.model.device().pool_stats().peak_bytes,
             });
             self.log(progress, own)?;
-            self.events
-                .scalars(progress.total, &[("train/loss", loss), ("train/lr", rate), ("train/tokens_per_second", speed as f32)])?;
+            self.tell_events(progress, &[("train/loss", loss), ("train/lr", rate), ("train/tokens_per_second", speed as f32)])?;
             let steps = self.stage.steps;
             progress.due = progress.step == steps || progress.step.is_multiple_of(self.recipe.eval.every);
             if each(&Event::Step { progress: *progress, steps, stage: self.name, loss, tokens, seconds }).is_break() {
@@ -479,7 +507,7 @@ impl StageRun<'_> {
         let names: Vec<String> = figures.iter().map(|(name, _)| format!("valid/{name}")).collect();
         let scalars: Vec<(&str, f32)> =
             names.iter().zip(&figures).map(|(name, (_, value))| (name.as_str(), *value as f32)).collect();
-        self.events.scalars(progress.total, &scalars)?;
+        self.tell_events(progress, &scalars)?;
         // Nothing is better than 1: a stage that goes on after it is meant to.
         progress.waited = if score > progress.best || score == 1.0 { 0 } else { progress.waited + 1 };
         // Of equals the later one is kept: it has seen more.
@@ -503,6 +531,10 @@ impl StageRun<'_> {
             line.extend(own);
         }
         self.folder.log(&line.into())
+    }
+
+    fn tell_events(&mut self, progress: &RunProgress, scalars: &[(&str, f32)]) -> Result<()> {
+        self.events.as_mut().map_or(Ok(()), |events| events.scalars(progress.total, scalars))
     }
 
     fn save(&self, progress: &RunProgress) -> Result<()> {

@@ -16,6 +16,21 @@ impl Schedule for Sequential {
     }
 
     fn run(&self, recurrence: &dyn Recurrent, pass: Pass<'_>, state: &State, each: Sink<'_>) -> Result<State> {
+        self.run_watched(recurrence, pass, state, &mut |_, _| Ok(()), each)
+    }
+}
+
+impl Sequential {
+    /// Runs segments; `watch` hears the inputs of the first layer, as layer 0, and the outputs of layer l, as l + 1, `[1, B, T, d]`, of every
+    /// segment.
+    pub fn run_watched(
+        &self,
+        recurrence: &dyn Recurrent,
+        pass: Pass<'_>,
+        state: &State,
+        watch: Sink<'_>,
+        each: Sink<'_>,
+    ) -> Result<State> {
         let Pass { tape, inputs, backprop, .. } = pass;
         if inputs.places().is_empty() {
             return Ok(state.clone());
@@ -33,10 +48,12 @@ impl Schedule for Sequential {
                 true => recurrence.embed(tape, inputs, s..s + 1, &carried)?,
                 false => embedded.segment(recurrence, tape, inputs, s)?,
             }; // [1, B, T, d]
+            watch(0, &h)?;
             let mut stepped: Vec<LayerState> = Vec::with_capacity(layers);
             for (l, state) in states.into_iter().enumerate() {
                 let (y, state) = recurrence.step(context, l..l + 1, &h, state)?;
                 h = y;
+                watch(l + 1, &h)?;
                 stepped.push(if backprop.stops_after(s) { recurrence.cut(state, &(l..l + 1))? } else { state });
             }
             states = stepped;

@@ -1,16 +1,73 @@
-//! What the program carries: models, recipes and data, so that it works anywhere by their names.
+//! What the program and the Python package carry: models, recipes and data, so that they work anywhere by their names.
 //!
 //! A folder is unpacked when it is first asked for, beside its place and then renamed, into `armt` in the user's folder for data
 //! (`XDG_DATA_HOME`, or `.local/share` at home). Its name has what it was packed from, so that another version has others.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Context, Result, anyhow, bail};
+use armt::weights::gguf::Gguf;
 use armt_lab::tasks::babilong::Data;
 use flate2::read::DeflateDecoder;
 
+/// The recipe of `armt quickstart`.
+pub const QUICKSTART: &str = include_str!("../shipped/recipes/quickstart.toml");
+
 static PACKED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shipped"));
+
+/// The result of every fallible call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Something that was named and is not there.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// What is carried could not be written where it is to lie.
+    #[error(
+        "{}: what the program carries could not be unpacked here; XDG_DATA_HOME can name another place, and ARMT_DATA a copy of the project's data: {source}",
+        place.display()
+    )]
+    Unpack {
+        /// Where it was to lie.
+        place: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// There is no place for data.
+    #[error("expected XDG_DATA_HOME or HOME to say where the program's data can lie, got neither")]
+    NoHome,
+    /// A run that has no best model yet.
+    #[error("{}: this run was never judged and has no best model yet; its latest is {}", run.display(), last.display())]
+    Unjudged {
+        /// Its folder.
+        run: PathBuf,
+        /// Its latest model.
+        last: PathBuf,
+    },
+    /// No model of this name.
+    #[error(
+        "{}: {what}; expected a model folder with config.json, model.safetensors and tokenizer.json, a run's folder, or a model that comes with the program: {shipped}",
+        named.display()
+    )]
+    NoModel {
+        /// What was named.
+        named: PathBuf,
+        /// What is there.
+        what: &'static str,
+        /// The models that are carried.
+        shipped: String,
+    },
+    /// No recipe of this name.
+    #[error("{}: there is no such recipe; expected a file, or one that comes with the program: {shipped}", named.display())]
+    NoRecipe {
+        /// What was named.
+        named: PathBuf,
+        /// The recipes that are carried.
+        shipped: String,
+    },
+}
 
 /// A file that is carried.
 struct Packed {
@@ -51,18 +108,21 @@ fn names(folder: &str) -> Vec<&'static str> {
 
 /// A carried folder, unpacked.
 fn unpacked(folder: &str) -> Result<PathBuf> {
+    // Threads of one process would write beside each other under one name.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let root = home()?.join("armt").join(&armt::files::fingerprint(PACKED)[..16]);
     let place = root.join(folder);
     if place.is_dir() {
         return Ok(place);
     }
-    unpack(folder, &place).with_context(|| {
-        format!("{}: what the program carries could not be unpacked here; XDG_DATA_HOME can name another place, and ARMT_DATA a copy of the project's data", place.display())
-    })?;
-    Ok(place)
+    match unpack(folder, &place) {
+        Ok(()) => Ok(place),
+        Err(source) => Err(Error::Unpack { place, source }),
+    }
 }
 
-fn unpack(folder: &str, place: &Path) -> Result<()> {
+fn unpack(folder: &str, place: &Path) -> std::io::Result<()> {
     let above = place.parent().unwrap_or(place);
     std::fs::create_dir_all(above)?;
     let beside = above.join(format!(".{}.partial", std::process::id()));
@@ -78,7 +138,7 @@ fn unpack(folder: &str, place: &Path) -> Result<()> {
         let _ = std::fs::remove_dir_all(&beside);
         // Another process may have been faster.
         if !place.is_dir() {
-            return Err(error.into());
+            return Err(error);
         }
     }
     Ok(())
@@ -87,9 +147,7 @@ fn unpack(folder: &str, place: &Path) -> Result<()> {
 /// The user's folder for data.
 fn home() -> Result<PathBuf> {
     let named = |variable: &str| std::env::var_os(variable).filter(|v| !v.is_empty()).map(PathBuf::from);
-    named("XDG_DATA_HOME")
-        .or_else(|| named("HOME").map(|home| home.join(".local/share")))
-        .ok_or_else(|| anyhow!("expected XDG_DATA_HOME or HOME to say where the program's data can lie, got neither"))
+    named("XDG_DATA_HOME").or_else(|| named("HOME").map(|home| home.join(".local/share"))).ok_or(Error::NoHome)
 }
 
 /// Whether a path is a name and nothing else.
@@ -98,9 +156,12 @@ fn bare(path: &Path) -> Option<&str> {
     (path.components().count() == 1 && !name.starts_with('.')).then_some(name)
 }
 
-/// The folder of a model that is named: that itself, the best model of a run's folder, or one that the program carries. Anything else is
-/// refused before something slow is done.
+/// The folder of a model that is named: that itself, the best model of a run's folder, or one that the program carries; or a GGUF file. Anything
+/// else is refused before something slow is done.
 pub fn find_model(named: &Path) -> Result<PathBuf> {
+    if named.is_file() && Gguf::is(named) {
+        return Ok(named.into());
+    }
     let best = named.join("best");
     for folder in [named, &best] {
         if folder.join("config.json").is_file() {
@@ -111,19 +172,12 @@ pub fn find_model(named: &Path) -> Result<PathBuf> {
     if let Some(name) = bare(named).filter(|name| shipped.contains(name) && !named.exists()) {
         return unpacked(&format!("models/{name}"));
     }
-    if named.join("last/config.json").is_file() {
-        bail!(
-            "{}: this run was never judged and has no best model yet; its latest is {}",
-            named.display(),
-            named.join("last").display()
-        );
+    let last = named.join("last");
+    if last.join("config.json").is_file() {
+        return Err(Error::Unjudged { run: named.into(), last });
     }
     let what = if named.is_dir() { "this folder has no config.json" } else { "there is no such folder" };
-    bail!(
-        "{}: {what}; expected a model folder with config.json, model.safetensors and tokenizer.json, a run's folder, or a model that comes with the program: {}",
-        named.display(),
-        shipped.join(", ")
-    )
+    Err(Error::NoModel { named: named.into(), what, shipped: shipped.join(", ") })
 }
 
 /// The folder of an adapter that is named: that itself, or the one in a run's folder.
@@ -143,16 +197,12 @@ pub fn find_recipe(named: &Path) -> Result<PathBuf> {
         // All of them: one may extend another.
         return Ok(unpacked("recipes")?.join(format!("{name}.toml")));
     }
-    bail!(
-        "{}: there is no such recipe; expected a file, or one that comes with the program: {}",
-        named.display(),
-        shipped.join(", ")
-    )
+    Err(Error::NoRecipe { named: named.into(), shipped: shipped.join(", ") })
 }
 
 /// A folder of the project's data, as tasks ask for it.
 pub fn data(data: Data) -> std::io::Result<PathBuf> {
-    unpacked(&format!("data/{}", data.folder())).map_err(|e| std::io::Error::other(format!("{e:#}")))
+    unpacked(&format!("data/{}", data.folder())).map_err(std::io::Error::other)
 }
 
 #[cfg(test)]

@@ -1,0 +1,99 @@
+"""Training by a recipe, from Python."""
+
+import json
+import os
+import signal
+
+import armt
+import pytest
+from conftest import ROOT, losses, weights
+
+RECIPE = {
+    "seed": 1,
+    "task": {"setting": "remember", "symbols": 8},
+    "model": {"layers": 2, "width": 32, "heads": 2, "inner": 64},
+    "memory": {"kind": "associative", "tokens": 2, "d_mem": 8},
+    "eval": {"every": 10, "samples": 20, "batch": 20},
+    "stage": [{"pairs": 3, "batch": 8, "steps": 20, "until": "never"}],
+}
+
+
+def test_a_run_is_that_of_the_command_line(cli, tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        'seed = 1\n[task]\nsetting = "remember"\nsymbols = 8\n[model]\nlayers = 2\nwidth = 32\nheads = 2\ninner = 64\n'
+        '[memory]\nkind = "associative"\ntokens = 2\nd_mem = 8\n[eval]\nevery = 10\nsamples = 20\nbatch = 20\n'
+        '[[stage]]\npairs = 3\nbatch = 8\nsteps = 20\nuntil = "never"\n'
+    )
+    cli("train", recipe, "--out", tmp_path / "theirs", "--device", "cpu")
+    heard = []
+    measured = armt.Trainer(RECIPE, tmp_path / "dict", callbacks=[heard.append], device="cpu").fit()
+    assert 0 <= measured["exact_match"] <= 1
+    assert [r["step"] for r in heard if r["event"] == "step"] == list(range(1, 21))
+    assert [r["step"] for r in heard if r["event"] == "validation"] == [10, 20]
+    armt.Trainer(recipe, tmp_path / "file", device="cpu").fit()
+    for name in ("dict", "file"):
+        assert weights(tmp_path / name / "last") == weights(tmp_path / "theirs/last")
+        assert losses(tmp_path / name) == losses(tmp_path / "theirs")
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(tmp_path):
+    armt.Trainer(RECIPE, tmp_path / "whole", device="cpu").fit()
+    assert armt.Trainer(RECIPE, tmp_path / "cut", max_steps=7, device="cpu").fit() is None
+    assert armt.Trainer(RECIPE, tmp_path / "cut", callbacks=[lambda r: r["total"] < 13], resume=True, device="cpu").fit() is None
+    assert armt.Trainer(RECIPE, tmp_path / "cut", resume=True, device="cpu").fit() is not None
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    assert weights(tmp_path / "cut/last") == weights(tmp_path / "whole/last")
+
+
+def test_ctrl_c_saves_a_run(tmp_path):
+    def press(record):
+        if record["total"] == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        armt.Trainer(RECIPE, tmp_path / "run", callbacks=[press], device="cpu").fit()
+    assert json.loads((tmp_path / "run/last/state.json").read_text())["total"] == 5
+
+
+def test_a_callbacks_error_comes_out(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        armt.Trainer(RECIPE, tmp_path / "run", callbacks=[lambda r: 1 / 0], device="cpu").fit()
+
+
+def test_mistakes_in_recipes_are_named(tmp_path):
+    with pytest.raises(armt.InputError, match="task.setting"):
+        armt.Trainer(RECIPE | {"task": {"setting": "nothing"}}, tmp_path)
+    with pytest.raises(armt.InputError, match="lr2"):
+        armt.Trainer(RECIPE, tmp_path, changes={"optimizer.lr2": 1})
+    with pytest.raises(armt.NotFoundError, match="no such recipe"):
+        armt.Trainer("nothing", tmp_path)
+    assert armt.Trainer("remember-armt", tmp_path, changes={"seed": 7}).recipe.record()["seed"] == "7"
+
+
+def test_rows_of_ones_own_are_learned_from(tmp_path):
+    rows = [
+        {"context": f"{who} went to the {room}. It was late.", "question": f"Where is {who}?", "answer": room}
+        for who in ("Mary", "John", "Anna")
+        for room in ("kitchen", "garden")
+    ]
+    dataset = armt.Dataset.from_hf(iter(rows))
+    assert len(dataset) == 6 and list(dataset) == rows and list(armt.Dataset.from_jsonl(dataset.path)) == rows
+    recipe = RECIPE | {
+        "task": {"setting": "qa", "train": [], "bpe": str(ROOT / "data/books-bpe")},
+        "stage": [{"segment": 32, "segments": 3, "batch": 4, "steps": 3}],
+        "eval": {"every": 3, "samples": 4, "batch": 4},
+    }
+    measured = armt.Trainer(recipe, tmp_path / "run", train=dataset, valid=dataset, device="cpu").fit()
+    assert "exact_match" in measured
+    model = armt.Model.from_pretrained(tmp_path / "run", device="cpu")
+    assert isinstance(model.ask(model.read(rows[0]["context"]), rows[0]["question"], max_tokens=2), str)
+    with pytest.raises(armt.InputError):
+        armt.Dataset.from_rows([])
+
+
+def test_babilong_rows_are_those_of_the_command_line(cli, tmp_path):
+    dataset = armt.Dataset.babilong("qa1", "1k", samples=3, seed=5)
+    out = tmp_path / "theirs.jsonl"
+    cli("data", "babilong", "--questions", "qa1", "--lengths", "1k", "--samples", 3, "--seed", 5, "--out", out)
+    assert dataset.path.read_bytes() == out.read_bytes() and [row["task"] for row in dataset] == ["qa1"] * 3
