@@ -40,7 +40,7 @@ struct Place {
 __device__ __forceinline__ float decay_of(float x) { return expf(-expf(x)); }
 
 // Ends of chunks from zero, and how many of their tokens are seen.
-extern "C" __global__ void __launch_bounds__(C_N) wkv_local(const T* c, const T* d, const float* decay, const int* seen, float* ends, float* counts,
+extern "C" __global__ void __launch_bounds__(C_N, 1) wkv_local(const T* c, const T* d, const float* decay, const int* seen, float* ends, float* counts,
                                                              int texts, int tokens, int width, int length, bool reverse) {
     __shared__ float tile[TILE][C_N], w[C_N];
     Place p(seen, texts, tokens, width, length, reverse);
@@ -83,21 +83,21 @@ extern "C" __global__ void wkv_join(const float* decay, const float* counts, con
 }
 
 // `last` is what comes out of the chunk that the walk ends with.
-extern "C" __global__ void __launch_bounds__(C_N) wkv_columns(const T* c, const T* d, const T* q, const float* decay, const float* bonus,
+extern "C" __global__ void __launch_bounds__(C_N, 1) wkv_columns(const T* c, const T* d, const T* q, const float* decay, const float* bonus,
                                                                const int* seen, const float* starts, T* out, float* last, int texts, int tokens,
                                                                int width, int length, bool reverse) {
-    __shared__ float tile_c[TILE][C_N], tile_q[TILE][C_N], w[C_N], u[C_N];
+    __shared__ float tile_c[TILE][C_N], tile_q[TILE][C_N], tile_u[TILE][C_N], w[C_N];
     Place p(seen, texts, tokens, width, length, reverse);
     int j = threadIdx.x;
     w[j] = decay_of(decay[p.param() + j]);
-    u[j] = bonus[p.param() + j];
-    float m[C_N];
+    float m[C_N], u = bonus[p.param() + j];
 #pragma unroll
     for (int k = 0; k < C_N; k++) m[k] = starts[p.at + k * C_N + j];
     for (int step = 0; step < p.to - p.from; step += TILE) {
         __syncthreads();
         p.load(tile_c, c, step);
         p.load(tile_q, q, step);
+        for (int i = 0; i < TILE; i++) tile_u[i][j] = u * tile_q[i][j] * tile_c[i][j];
         __syncthreads();
         for (int i = 0; i < min(TILE, p.to - p.from - step); i++) {
             int t = p.token(step + i);
@@ -106,10 +106,9 @@ extern "C" __global__ void __launch_bounds__(C_N) wkv_columns(const T* c, const 
                 float own = to_f32(d[p.row(t) + j]), same = 0;
 #pragma unroll
                 for (int k = 0; k < C_N; k++) {
-                    float ck = tile_c[i][k], qk = tile_q[i][k];
-                    sum += m[k] * qk;
-                    same += u[k] * qk * ck;
-                    m[k] = w[k] * m[k] + ck * own;
+                    sum += m[k] * tile_q[i][k];
+                    same += tile_u[i][k];
+                    m[k] = w[k] * m[k] + tile_c[i][k] * own;
                 }
                 sum += same * own;
             }
@@ -123,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(C_N) wkv_columns(const T* c, const 
 }
 
 // `inner` gets sum_j M_ij q_j in f32, `dots`, where it is wanted, d . q of [sequences, tokens, heads].
-extern "C" __global__ void __launch_bounds__(C_N) wkv_rows(const T* c, const T* d, const T* q, const float* decay, const float* bonus, const int* seen,
+extern "C" __global__ void __launch_bounds__(C_N, 1) wkv_rows(const T* c, const T* d, const T* q, const float* decay, const float* bonus, const int* seen,
                                                             const float* starts, T* out, float* inner, float* dots, int texts, int tokens, int width,
                                                             int length, bool reverse) {
     __shared__ float tile_d[TILE][C_N], tile_q[TILE][C_N];
