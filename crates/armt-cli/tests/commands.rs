@@ -453,3 +453,31 @@ fn each_of_many_texts_has_the_memory_that_it_has_alone() {
     let said = place.bad("read model nothing --each out --device cpu");
     assert!(said.contains("nothing"), "{said}");
 }
+
+/// Ctrl-C after some texts of many: their memories are there, and the same command reads the rest.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_reading_of_many_texts_goes_on() {
+    let place = with_model();
+    let whole = read(&place.path("text.txt"));
+    std::fs::create_dir(place.path("texts")).unwrap();
+    for n in 0..12 {
+        std::fs::write(place.path(&format!("texts/{n:02}")), whole.repeat(20 + n)).unwrap();
+    }
+    let line = "read model texts --each out --batch 1 --device cpu";
+    let child = place.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let there = || std::fs::read_dir(place.path("out")).map_or(0, |entries| entries.count());
+    while there() < 2 {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let out = child.wait_with_output().unwrap();
+    assert_eq!(out.status.code(), Some(130), "{}", text(&out.stderr));
+    assert!(text_of(&out).contains("the same command goes on"), "{}", text_of(&out));
+    let before = there();
+    assert!((2..12).contains(&before), "{before}");
+    let said = place.good(line);
+    assert!(said.contains(&format!("{} of 12 texts read, {before} were read before", 12 - before)), "{said}");
+    place.good("read model texts/11 --memory 11.mem --device cpu");
+    assert!(read(&place.path("out/11.mem")) == read(&place.path("11.mem")));
+}

@@ -92,6 +92,14 @@ def test_rows_of_ones_own_are_learned_from(tmp_path):
         armt.Dataset.from_rows([])
 
 
+def test_a_hugging_face_dataset_gives_its_rows():
+    datasets = pytest.importorskip("datasets")
+    rows = [{"text": f"Row {n}."} for n in range(5)]
+    theirs = datasets.Dataset.from_list(rows)
+    assert list(armt.Dataset.from_hf(theirs)) == rows
+    assert list(armt.Dataset.from_hf(theirs.to_iterable_dataset())) == rows
+
+
 def test_babilong_rows_are_those_of_the_command_line(cli, tmp_path):
     dataset = armt.Dataset.babilong("qa1", "1k", samples=3, seed=5)
     out = tmp_path / "theirs.jsonl"
