@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use armt::Session;
+use armt::engine::{Tensor, ops};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -172,8 +173,7 @@ impl Memory {
     pub fn described(&self, model: &str) -> Reply<Value> {
         let Now { session, text_bytes, changes, .. } = self.now();
         let state = session.state();
-        let norms: Vec<Vec<f32>> =
-            layers(&session)?.into_iter().map(|part| part.iter().map(|layer| norm(layer)).collect()).collect();
+        let norms = state.tensors().map(|(_, part)| norms(part)).collect::<Reply<Vec<Vec<f32>>>>()?;
         let changes: Vec<Value> = changes.iter().map(|c| json!({ "tokens": c.tokens, "layers": c.layers })).collect();
         Ok(json!({
             "id": self.id,
@@ -203,31 +203,27 @@ impl Drop for Reserved {
     }
 }
 
-/// The numbers of each part of a session's state, by its first axis: the layers, where it has them.
-pub fn layers(session: &Session) -> Reply<Vec<Vec<Vec<f32>>>> {
-    let parts = session.state().tensors().map(|(_, tensor)| {
-        let numbers = tensor.to_f32_vec().map_err(armt::Error::from)?;
-        let rows = if tensor.dims().len() > 2 { tensor.dims()[0].max(1) } else { 1 };
-        Ok(numbers.chunks((numbers.len() / rows).max(1)).map(<[f32]>::to_vec).collect())
-    });
-    parts.collect()
-}
-
-fn norm(numbers: &[f32]) -> f32 {
-    numbers.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32
+/// The norm of a part of a state for each place of its first axis: of the layers, where it has them. Only these leave the device.
+fn norms(part: &Tensor) -> Reply<Vec<f32>> {
+    let rows = if part.dims().len() > 2 { part.dims()[0].max(1) } else { 1 };
+    let of = || {
+        let flat = ops::reshape(part, [rows, part.elements() / rows])?;
+        ops::sum_axis(&ops::mul(&flat, &flat)?, 1)?.to_f32_vec()
+    };
+    let squares = of().map_err(armt::Error::from)?;
+    Ok(squares.into_iter().map(f32::sqrt).collect())
 }
 
 /// How far each layer of the first part, the memory's matrices, is from what it was.
 pub fn change(before: &Session, after: &Session) -> Reply<Change> {
-    let (old, new) = (layers(before)?, layers(after)?);
-    let (old, new) = (old.into_iter().next().unwrap_or_default(), new.into_iter().next().unwrap_or_default());
-    let zeros = Vec::new();
-    let layers = new.iter().enumerate().map(|(l, new)| {
-        let old = old.get(l).unwrap_or(&zeros);
-        let apart: Vec<f32> = new.iter().enumerate().map(|(i, x)| x - old.get(i).copied().unwrap_or(0.0)).collect();
-        norm(&apart)
-    });
-    Ok(Change { tokens: after.state().tokens_read(), layers: layers.collect() })
+    let part = |session: &Session| session.state().tensors().next().map(|(_, part)| part.clone());
+    let tokens = after.state().tokens_read();
+    let layers = match (part(before), part(after)) {
+        (_, None) => Vec::new(),
+        (Some(old), Some(new)) if old.dims() == new.dims() => norms(&ops::sub(&new, &old).map_err(armt::Error::from)?)?,
+        (_, Some(new)) => norms(&new)?,
+    };
+    Ok(Change { tokens, layers })
 }
 
 /// All memories of a server.
