@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use flate2::Compression;
 use flate2::write::DeflateEncoder;
 
-/// Models that a clone of the project has and the program does not: with them it would have more than 25 MB.
-const LEFT_OUT: [&str; 2] = ["models/babilong-qa123", "models/babilong-qa45"];
+/// A model that a clone of the project has and the program does not: with it it would have more than 25 MB.
+const LEFT_OUT: &str = "models/babilong";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=build.rs");
@@ -47,7 +47,7 @@ fn collect(folder: &Path, name: &Path, files: &mut Vec<(String, PathBuf)>) -> Re
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
         let name = name.join(path.file_name().unwrap_or_default());
-        if LEFT_OUT.iter().any(|left_out| name == Path::new(left_out)) {
+        if name == Path::new(LEFT_OUT) {
             continue;
         }
         if path.is_dir() {
