@@ -61,7 +61,7 @@ fn models_recipes_and_data_are_found_by_name_anywhere() {
 
     for (line, variables, said) in [
         ("read nothing a.txt --memory b.mem", &[][..], "or a model that comes with the program: babilong-qa1"),
-        ("train nothing --out x", &[], "or one that comes with the program: babilong-qa1-gpt2, "),
+        ("train nothing --out x", &[], "or one that comes with the program: babilong-five-1, "),
         ("eval extended --task rewrite --device cpu", &[], "its latest is extended/last"),
         ("eval babilong-qa1 --task babilong --device cpu", &[("ARMT_DATA", "/nowhere")], "ARMT_DATA"),
         ("eval babilong-qa1 --task babilong --device cpu", &[("XDG_DATA_HOME", "/dev/null/x")], "ARMT_DATA"),
