@@ -239,6 +239,10 @@ pub fn train_among(
             }
         }
         let backprop = Backprop { sparse: stage.sparse.unwrap_or(recipe.backprop.sparse), ..recipe.backprop };
+        // Of a model that is opened from a folder the recipe's check knows no memory.
+        if backprop.sparse > 0.0 && model.config().memory.kind() != "associative" {
+            return Err(Error::config("sparse", "0 with a memory that is not associative", backprop.sparse));
+        }
         let mut stepper = Stepper::new(&model, optimizer, backprop, ScheduleKind::Auto)?.adapting(adapter.as_ref()).among(replicas);
         if progress.step > 0
             && let Some(memory) = folder.load_memory(&model)?
