@@ -380,12 +380,12 @@ fn contexts_are_hidden_whole_among_other_text_at_several_lengths() {
     let context = words.tokenizer.encode("Ann has a red hat.").unwrap();
     let mut places = std::collections::BTreeSet::new();
     for seed in 0..20 {
-        let text = hiding.hide(&context, 300, armt::random::Random::new(seed)).unwrap();
+        let text = hiding.hide(&context, 300, armt::random::Random::new(seed)).unwrap().around(&context);
         assert_eq!(text.len(), 300);
         places.insert(text.windows(context.len()).position(|w| w == context).unwrap() / 60);
     }
     assert!(places.len() > 2, "{places:?}");
-    assert_eq!(hiding.hide(&context, 0, armt::random::Random::new(0)).unwrap(), context);
+    assert_eq!(hiding.hide(&context, 0, armt::random::Random::new(0)).unwrap().around(&context), context);
     let from = shipped("books/train").display().to_string();
     let changes = [format!("task.distract.from={from}"), "task.distract.lengths=[\"0k\", \"40\"]".into()];
     let recipe = qa_recipe(folder.path(), ROWS, &changes);

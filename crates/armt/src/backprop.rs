@@ -18,6 +18,10 @@ pub struct Backprop {
     /// So many times the mean importance of all that is written to the associative memory is added to what is differentiated, but not to the loss
     /// that is told: the memory learns to leave out what is not asked for. 0: not at all.
     pub sparse: f32,
+    /// So many times the mean over all writes of -ln(1 - importance), in segments that hold nothing worth keeping
+    /// ([`Targets::BACKGROUND`](crate::recurrence::Targets::BACKGROUND)), is added in the same way; the writes of other segments count as 0. 0: not at
+    /// all.
+    pub background: f32,
 }
 
 impl Backprop {

@@ -152,9 +152,20 @@ fn gradients(
     schedule: ScheduleKind,
     backprop: Backprop,
 ) -> Vec<Vec<f32>> {
+    gradients_of(model, text, &last_targets(text, asked), state, schedule, backprop)
+}
+
+fn gradients_of(
+    model: &Model,
+    text: &Batch,
+    targets: &Targets,
+    state: &State,
+    schedule: ScheduleKind,
+    backprop: Backprop,
+) -> Vec<Vec<f32>> {
     model.params().iter().for_each(|p| p.zero_grad().unwrap());
-    let (tape, targets) = (Tape::new(), last_targets(text, asked));
-    let (loss, _) = model.loss(&tape, text, &targets, state, schedule, backprop).unwrap();
+    let tape = Tape::new();
+    let (loss, _) = model.loss(&tape, text, targets, state, schedule, backprop).unwrap();
     tape.backward(&loss).unwrap();
     model.params().iter().map(|p| p.grad().unwrap().to_vec::<f32>().unwrap()).collect()
 }
@@ -233,6 +244,50 @@ fn a_cost_of_importance_is_one_of_all_writes_and_teaches_to_write_less() {
         let bias = model.params().iter().position(|p| p.name().contains("beta_bias")).unwrap();
         let added: f32 = costed[bias].iter().zip(&plain[bias]).map(|(c, p)| c - p).sum();
         assert!((0.5 * 0.15..=0.5 * 0.3).contains(&added), "the cost moves the bias by {added}");
+    }
+}
+
+/// The cost of background is one of the segments that hold nothing else, in each text its own: the same however the grid is walked, nothing
+/// where there is no such segment, and twice as much where there are twice as many.
+#[test]
+fn a_cost_of_background_is_one_of_its_segments_alone() {
+    for memory in memories().into_iter().filter(|m| m.kind() == "associative") {
+        let model = small::model_of_spread(small::config("gpt2", 3, memory, 4, Alignment::Left), 17, 0.1, &Device::cpu());
+        let (text, state) = (tokens(2, 22, 18), model.empty(2).unwrap());
+        let marked = |segments: &[(usize, usize)]| {
+            let mut targets = last_targets(&text, 3);
+            for (row, segment) in segments {
+                targets.next[row * 22 + segment * 4..][..4].fill(Targets::BACKGROUND);
+            }
+            targets
+        };
+        let cost = Backprop { background: 0.5, ..Backprop::default() };
+        let with = |targets: &Targets, schedule, backprop| gradients_of(&model, &text, targets, &state, schedule, backprop);
+        let plain = with(&marked(&[]), ScheduleKind::Sequential, Backprop::default());
+        assert_eq!(
+            with(&marked(&[(0, 1), (1, 3)]), ScheduleKind::Sequential, Backprop::default()),
+            plain,
+            "marks alone cost nothing"
+        );
+        // A segment of which a part counts is none of background.
+        let mut partly = marked(&[(0, 1)]);
+        partly.next[7] = -1;
+        assert_eq!(with(&partly, ScheduleKind::Sequential, cost), plain);
+        let bias = model.params().iter().position(|p| p.name().contains("beta_bias")).unwrap();
+        let added = |targets: &Targets| {
+            let costed = with(targets, ScheduleKind::Sequential, cost);
+            let others = [cost, Backprop { unwind: true, ..cost }, Backprop { recompute: true, ..cost }];
+            for other in others.map(|backprop| with(targets, ScheduleKind::Auto, backprop)) {
+                for ((other, costed), p) in other.iter().zip(&costed).zip(model.params()) {
+                    assert!(off(other, costed) < 1e-4, "{} is off by {}", p.name(), off(other, costed));
+                }
+            }
+            costed[bias].iter().zip(&plain[bias]).map(|(c, p)| c - p).sum::<f32>()
+        };
+        // The slope of -ln(1 - s) is s, near 0.5 here; two of twelve segments are background, then four.
+        let (two, four) = (added(&marked(&[(0, 1), (1, 3)])), added(&marked(&[(0, 0), (0, 1), (1, 2), (1, 3)])));
+        assert!((two - 0.5 * 0.5 / 6.0).abs() < 0.3 * two, "two segments move the bias by {two}");
+        assert!((four / two - 2.0).abs() < 0.2, "four segments move the bias by {four}, two by {two}");
     }
 }
 

@@ -103,7 +103,7 @@ pub fn judge(
     for (i, told) in contexts.iter().enumerate() {
         let mut tokens = words.whole_text(&told.context)?;
         if let Some(hiding) = hiding {
-            tokens = hiding.hide(&tokens, length.0, Random::of(&[seed, length.0 as u64, i as u64]))?;
+            tokens = hiding.hide(&tokens, length.0, Random::of(&[seed, length.0 as u64, i as u64]))?.around(&tokens);
         }
         reader.begin(model.empty(1)?)?;
         reader.read(&mut tokens.into_iter().map(Ok), &mut |_| ControlFlow::Continue(()))?;

@@ -26,7 +26,7 @@ impl Prompt {
 pub struct Text {
     /// Tokens.
     pub ids: Vec<i32>,
-    /// What each position should predict; -1 where nothing is asked.
+    /// What each position should predict; negative where nothing is asked, as in [`Targets`].
     pub next: Vec<i32>,
 }
 
@@ -35,6 +35,12 @@ impl Text {
     pub fn tell(&mut self, tokens: impl IntoIterator<Item = i32>) {
         self.ids.extend(tokens);
         self.next.resize(self.ids.len(), -1);
+    }
+
+    /// Adds tokens that are background: nothing will be asked about them.
+    pub fn pass(&mut self, tokens: impl IntoIterator<Item = i32>) {
+        self.ids.extend(tokens);
+        self.next.resize(self.ids.len(), Targets::BACKGROUND);
     }
 
     /// A question and its answer, which is predicted from the question's last token on.

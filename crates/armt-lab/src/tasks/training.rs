@@ -66,6 +66,11 @@ pub trait Lessons: Any + Debug + Send + Sync {
     /// Tokens of a segment.
     fn segment_size(&self, stage: usize) -> usize;
 
+    /// Whether texts say which of their tokens are background: [`Targets::BACKGROUND`](armt::recurrence::Targets::BACKGROUND).
+    fn knows_background(&self) -> bool {
+        false
+    }
+
     /// What stands between a question and its answer, for a model that has `own` between them, or nothing yet.
     fn after_question(&self, own: Option<&str>) -> Option<String> {
         own.map(String::from)

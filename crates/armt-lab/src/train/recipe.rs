@@ -311,6 +311,9 @@ pub struct Stage {
     /// Another `backprop.sparse` for this stage.
     #[serde(default)]
     pub sparse: Option<f32>,
+    /// Another `backprop.background` for this stage.
+    #[serde(default)]
+    pub background: Option<f32>,
     /// Another `eval.patience` for this stage: 0 where the rate shall fall to its end.
     #[serde(default)]
     pub patience: Option<u64>,
@@ -318,7 +321,23 @@ pub struct Stage {
 
 impl Stage {
     /// The keys of every stage.
-    const KEYS: [&str; 10] = ["batch", "accumulate", "steps", "vary", "carry", "until", "lr", "decay", "sparse", "patience"];
+    const KEYS: [&str; 11] =
+        ["batch", "accumulate", "steps", "vary", "carry", "until", "lr", "decay", "sparse", "background", "patience"];
+
+    /// How gradients go back in this stage.
+    pub fn backprop(&self, usual: Backprop) -> Backprop {
+        let (sparse, background) = (self.sparse.unwrap_or(usual.sparse), self.background.unwrap_or(usual.background));
+        Backprop { sparse, background, ..usual }
+    }
+}
+
+/// Refuses costs of importance with a memory that has none.
+pub(super) fn expect_importance(costs: Backprop, memory: &MemoryConfig) -> Result<()> {
+    let costs = [("sparse", costs.sparse), ("background", costs.background)];
+    match costs.into_iter().find(|(_, cost)| *cost > 0.0 && memory.kind() != "associative") {
+        Some((key, cost)) => Err(Error::config(key, "0 with a memory that is not associative", cost)),
+        None => Ok(()),
+    }
 }
 
 /// Keys that earlier versions wrote down for every run, whatever its task, and the value that they had where they said nothing.

@@ -225,7 +225,8 @@ impl<'m> Stepper<'m> {
         self.adapter.as_ref().map_or(Ok(()), |adapter| adapter.zero_grad())?;
         self.loss.fill_zero()?;
         let share = 1.0 / (batches.len() * self.replicas.world()) as f32;
-        let backprop = Backprop { sparse: self.backprop.sparse * share, ..self.backprop };
+        let Backprop { sparse, background, .. } = self.backprop;
+        let backprop = Backprop { sparse: sparse * share, background: background * share, ..self.backprop };
         for batch in batches {
             let tape = Tape::new();
             // The way back needs the memory that the step began from, so it gets a copy of its own.

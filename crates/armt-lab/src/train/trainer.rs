@@ -15,14 +15,14 @@ use armt::engine::optim::{AdamW, Group};
 use armt::engine::{DType, Device, Param};
 use armt::model::Model;
 use armt::random::Random;
-use armt::schedule::{Backprop, ScheduleKind};
+use armt::schedule::ScheduleKind;
 use armt::weights::Tensors;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::first;
 use super::origin::{Origin, best_of};
-use super::recipe::{EvalRecipe, ModelRecipe, Recipe, Stage};
+use super::recipe::{EvalRecipe, ModelRecipe, Recipe, Stage, expect_importance};
 use super::replicas::{Alone, Replicas, meet};
 use super::run_folder::RunFolder;
 use super::start::Start;
@@ -238,11 +238,9 @@ pub fn train_among(
                 return Err(Error::file(&path, message));
             }
         }
-        let backprop = Backprop { sparse: stage.sparse.unwrap_or(recipe.backprop.sparse), ..recipe.backprop };
+        let backprop = stage.backprop(recipe.backprop);
         // Of a model that is opened from a folder the recipe's check knows no memory.
-        if backprop.sparse > 0.0 && model.config().memory.kind() != "associative" {
-            return Err(Error::config("sparse", "0 with a memory that is not associative", backprop.sparse));
-        }
+        expect_importance(backprop, &model.config().memory)?;
         let mut stepper = Stepper::new(&model, optimizer, backprop, ScheduleKind::Auto)?.adapting(adapter.as_ref()).among(replicas);
         if progress.step > 0
             && let Some(memory) = folder.load_memory(&model)?

@@ -81,6 +81,8 @@ pub struct Step<'a> {
     pub backprop: Backprop,
     /// Segments of the whole pass.
     pub segments: usize,
+    /// Which of the n segments are background, f32 `[n, B, 1]`, where that is known and matters.
+    pub background: Option<&'a Tensor>,
     /// The transformer's blocks.
     pub blocks: &'a Arc<Blocks>,
 }

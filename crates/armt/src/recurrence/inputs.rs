@@ -3,7 +3,7 @@
 //! Everything that a step reads and that changes from step to step is here and is copied before the step begins, so that the step itself
 //! moves nothing between host and device: it can be recorded once and replayed with other texts of the same shape.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use armt_engine::{Tape, Tensor, ops};
 
@@ -19,6 +19,8 @@ pub struct Inputs {
     texts: usize,
     width: usize,
     around: Around,
+    /// 1 where a segment of a text is background, f32 `[S, B, 1]`, the last segment first, as the layers of a diagonal have them.
+    background: Option<Tensor>,
 }
 
 /// What is known of a segment beside its ids.
@@ -60,7 +62,22 @@ impl Inputs {
             texts,
             width,
             around,
+            background: None,
         })
+    }
+
+    /// The inputs with what is background among them, segment by segment and in each text by text.
+    fn with_background(mut self, recurrence: &dyn Recurrent, background: &[bool]) -> Result<Self> {
+        let shape = [self.places.len(), self.texts, 1];
+        self.background = Some(Tensor::from_slice(&from_last(background, self.texts), shape, recurrence.compute().device())?);
+        Ok(self)
+    }
+
+    /// Which of some segments are background, from the last of them to the first, f32 `[n, B, 1]`; `None` where that is not known.
+    pub(crate) fn background(&self, segments: RangeInclusive<usize>) -> Result<Option<Tensor>> {
+        let last = self.places.len() - 1;
+        let rows = last - segments.end()..last - segments.start() + 1;
+        Ok(self.background.as_ref().map(|all| ops::rows(all, rows)).transpose()?)
     }
 
     /// The inputs where only the outputs of some segments are wanted.
@@ -110,6 +127,11 @@ fn all_ids(segments: &[Segment]) -> Vec<i32> {
     segments.iter().map(|s| s.ids.as_slice()).collect::<Vec<_>>().concat()
 }
 
+/// 1 where a segment of a text is background, the last segment first.
+fn from_last(background: &[bool], texts: usize) -> Vec<f32> {
+    background.chunks(texts).rev().flatten().map(|is| f32::from(u8::from(*is))).collect()
+}
+
 /// A mask of `width` columns with the positions around them, which are never hidden.
 fn whole_mask(around: Around, mask: &[i32], width: usize) -> Vec<i32> {
     let ones = |n| std::iter::repeat_n(1, n);
@@ -145,11 +167,21 @@ impl Embedded {
 /// What a training example asks for: which positions predict, and what.
 #[derive(Clone, Debug)]
 pub struct Targets {
-    /// For each position, row by row, the token it should predict; negative where it is not asked.
+    /// For each position, row by row, the token it should predict; negative where it is not asked, and of these
+    /// [`Targets::BACKGROUND`] where it is also known that its token need not be kept.
     pub next: Vec<i32>,
 }
 
 impl Targets {
+    /// A position that is asked nothing, of a token that nothing will be asked about.
+    pub const BACKGROUND: i32 = -2;
+
+    /// Of each text whether all of its positions in `range` are background.
+    fn background(&self, range: &Range<usize>, batch: &Batch) -> impl Iterator<Item = bool> {
+        let texts = self.next.chunks(batch.tokens());
+        texts.map(|next| next[range.clone()].iter().all(|next| *next == Targets::BACKGROUND))
+    }
+
     /// From labels and a mask as the authors have them: position i predicts label i + 1 where the mask at i is set; a label of -100
     /// is not asked for; the last position predicts nothing.
     pub fn shifted(labels: &[i32], mask: Option<&[bool]>, texts: usize) -> Self {
@@ -181,6 +213,8 @@ pub struct HostBatch {
     asked: Vec<Vec<i32>>,
     /// What they should predict, one after the other.
     next: Vec<i32>,
+    /// For each segment, whether it is background in each text; empty where none is.
+    background: Vec<bool>,
 }
 
 /// What two examples must have in common for one recorded step to serve both.
@@ -189,6 +223,8 @@ pub struct BatchShape {
     texts: usize,
     /// Of each segment: tokens, padding, whether a mask hides something, and rows that are asked.
     segments: Vec<(usize, usize, bool, usize)>,
+    /// Whether some are background.
+    background: bool,
 }
 
 impl HostBatch {
@@ -206,7 +242,9 @@ impl HostBatch {
         if next.is_empty() {
             return Err(Error::input("at least one position with a target", "none"));
         }
-        Ok(HostBatch { segments, texts: batch.texts, asked, next })
+        let background: Vec<bool> = segments.iter().flat_map(|s| targets.background(&s.range, batch)).collect();
+        let background = if background.contains(&true) { background } else { Vec::new() };
+        Ok(HostBatch { segments, texts: batch.texts, asked, next, background })
     }
 
     /// The batch with rows that are asked nothing, so that the number of rows of a segment that is asked is a multiple of `rows`: texts with
@@ -227,7 +265,7 @@ impl HostBatch {
     pub fn shape(&self) -> BatchShape {
         let segments = self.segments.iter().zip(&self.asked);
         let segments = segments.map(|(s, asked)| (s.range.len(), s.pad, s.mask.is_some(), asked.len())).collect();
-        BatchShape { texts: self.texts, segments }
+        BatchShape { texts: self.texts, segments, background: !self.background.is_empty() }
     }
 }
 
@@ -247,8 +285,9 @@ impl DeviceBatch {
         let device = recurrence.compute().device();
         let ints = |data: &[i32]| Ok(Tensor::from_slice(data, [data.len()], device)?);
         let asked = host.asked.iter().map(|rows| if rows.is_empty() { Ok(None) } else { ints(rows).map(Some) });
+        let inputs = Inputs::new(recurrence, &host.segments, host.texts)?.wanting(|s| !host.asked[s].is_empty());
         Ok(DeviceBatch {
-            inputs: Inputs::new(recurrence, &host.segments, host.texts)?.wanting(|s| !host.asked[s].is_empty()),
+            inputs: if host.background.is_empty() { inputs } else { inputs.with_background(recurrence, &host.background)? },
             asked: asked.collect::<Result<_>>()?,
             next: ints(&host.next)?,
         })
@@ -260,6 +299,9 @@ impl DeviceBatch {
         for (rows, new) in self.asked.iter().zip(&host.asked) {
             rows.as_ref().map_or(Ok(()), |rows| rows.overwrite(new))?;
         }
+        if let Some(background) = &self.inputs.background {
+            background.overwrite(&from_last(&host.background, host.texts))?;
+        }
         Ok(self.next.overwrite(&host.next)?)
     }
 }
@@ -270,8 +312,8 @@ mod tests {
 
     #[test]
     fn rounding_adds_rows_that_are_asked_nothing() {
-        let host =
-            HostBatch { segments: Vec::new(), texts: 1, asked: vec![vec![1, 2, 3], vec![], vec![4]], next: vec![7, 8, 9, 5] };
+        let (asked, next) = (vec![vec![1, 2, 3], vec![], vec![4]], vec![7, 8, 9, 5]);
+        let host = HostBatch { segments: Vec::new(), texts: 1, asked, next, background: Vec::new() };
         let rounded = host.rounded(2);
         assert_eq!(rounded.asked, [vec![1, 2, 3, 0], vec![], vec![4, 0]]);
         assert_eq!(rounded.next, [7, 8, 9, -1, 5, -1]);

@@ -60,6 +60,8 @@ pub struct StepContext<'a> {
     pub backprop: Backprop,
     /// Segments of the whole pass.
     pub segments: usize,
+    /// Which of the segments are background, one for each layer, f32 `[n, B, 1]`; `None` where that is not known or does not matter.
+    pub background: Option<&'a Tensor>,
 }
 
 /// A model over segments.

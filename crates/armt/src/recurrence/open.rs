@@ -44,7 +44,7 @@ impl OpenSegment for TokenByToken<'_> {
         let n = batch.tokens();
         let inputs = Inputs::new(self.recurrence, &[segment(&batch, 0..n, n)], self.texts)?;
         let mut h = self.recurrence.embed(&tape, &inputs, 0..1, &[])?;
-        let context = StepContext { tape: &tape, padding: None, backprop: Backprop::default(), segments: 1 };
+        let context = StepContext { tape: &tape, padding: None, backprop: Backprop::default(), segments: 1, background: None };
         let mut stepped = Vec::with_capacity(self.layers.len());
         for (l, state) in std::mem::take(&mut self.layers).into_iter().enumerate() {
             let (y, state) = self.recurrence.step(context, l..l + 1, &h, state)?;

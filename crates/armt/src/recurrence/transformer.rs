@@ -78,8 +78,8 @@ impl Transformer {
     }
 
     fn memory_step<'a>(&'a self, context: StepContext<'a>, layers: Range<usize>) -> Step<'a> {
-        let StepContext { tape, padding, backprop, segments } = context;
-        Step { tape, layers, padding, backprop, segments, blocks: &self.backbone.blocks }
+        let StepContext { tape, padding, backprop, segments, background } = context;
+        Step { tape, layers, padding, backprop, segments, background, blocks: &self.backbone.blocks }
     }
 
     /// A layer's state in buffers that it may share with `state`.
@@ -342,7 +342,7 @@ impl OpenSegment for Open<'_> {
         let positions: Vec<i32> = (first..first + n).map(|p| p as i32).collect();
         let x = embedding.add_positions(&tape, &x, &positions)?;
         let mut h = ops::reshape(&x, [1, self.texts, n, d])?;
-        let context = StepContext { tape: &tape, padding: None, backprop: Backprop::default(), segments: 1 };
+        let context = StepContext { tape: &tape, padding: None, backprop: Backprop::default(), segments: 1, background: None };
         for (l, (memory, cache)) in self.layers.iter_mut().enumerate() {
             let step = model.memory_step(context, l..l + 1);
             h = model.memory.look(&step, &h, memory, from)?;

@@ -40,7 +40,9 @@ impl Schedule for Diagonal {
             }; // [n, B, T, d]
             let paddings = (lo..=hi).map(|l| places[t - l].padding.as_ref());
             let padding = Padding::stacked(recurrence.compute(), paddings, state.texts(), x.dims()[2])?;
-            let context = StepContext { tape, padding: padding.as_ref(), backprop, segments: count };
+            let background = pass.background(t - hi..=t - lo)?;
+            let context =
+                StepContext { tape, padding: padding.as_ref(), backprop, segments: count, background: background.as_ref() };
             if hi == layers - 1 && !places[t - hi].wanted {
                 (pipe, memory) = recurrence.step_unheard(context, lo..hi + 1, &x, memory)?;
             } else {

@@ -6,6 +6,7 @@
 mod diagonal;
 mod sequential;
 
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use armt_engine::{Tape, Tensor};
@@ -38,6 +39,11 @@ impl<'a> Pass<'a> {
     /// A pass without gradients that nothing stops.
     pub fn forward(tape: &'a Tape, inputs: &'a Inputs) -> Self {
         Pass { tape, inputs, backprop: Backprop::default(), stop: None }
+    }
+
+    /// Which of some segments are background, from the last to the first, where the way back costs that.
+    fn background(&self, segments: RangeInclusive<usize>) -> Result<Option<Tensor>> {
+        if self.tape.is_recording() && self.backprop.background > 0.0 { self.inputs.background(segments) } else { Ok(None) }
     }
 
     /// Ends the pass where a stop was asked for.

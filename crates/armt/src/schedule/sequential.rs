@@ -43,7 +43,9 @@ impl Sequential {
         let mut embedded = Embedded::default();
         for (s, place) in inputs.places().iter().enumerate() {
             pass.expect_on()?;
-            let context = StepContext { tape, padding: place.padding.as_ref(), backprop, segments: inputs.places().len() };
+            let background = pass.background(s..=s)?;
+            let (padding, segments) = (place.padding.as_ref(), inputs.places().len());
+            let context = StepContext { tape, padding, backprop, segments, background: background.as_ref() };
             let mut h = match carries {
                 true => recurrence.embed(tape, inputs, s..s + 1, &carried)?,
                 false => embedded.segment(recurrence, tape, inputs, s)?,

@@ -166,6 +166,10 @@ impl Lessons for BabilongLessons {
         self.stage(stage).map_or(0, |keys| keys.segment)
     }
 
+    fn knows_background(&self) -> bool {
+        true
+    }
+
     fn after_question(&self, _own: Option<&str>) -> Option<String> {
         Some(GEN.into())
     }

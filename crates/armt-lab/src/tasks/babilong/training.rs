@@ -21,7 +21,7 @@ use std::sync::Arc;
 use armt::engine::machine::expect_room;
 use armt::random::Random;
 
-use super::{Babilong, Form, Gaps, Length};
+use super::{Babilong, Form, Gaps, Length, Piece};
 use crate::error::{Error, Result};
 use crate::tasks::TaskBatch;
 use crate::tasks::asked::{Prompt, Text};
@@ -258,9 +258,12 @@ impl BabilongTraining {
         for _ in 0..ATTEMPTS {
             let Asked { mut facts, questions: all } = self.story(task, most, random)?;
             let count = facts.len();
+            let mut counts = vec![true; count];
             if self.distract > 0 && random.below(2) == 0 {
                 for _ in 0..=random.below(self.distract) {
-                    facts.insert(random.below(facts.len() + 1), distract::sentence(random));
+                    let place = random.below(facts.len() + 1);
+                    facts.insert(place, distract::sentence(random));
+                    counts.insert(place, false);
                 }
             }
             // Running text has a space there, the benchmark's older forms have none.
@@ -293,9 +296,14 @@ impl BabilongTraining {
                 }
             };
             let gaps = self.gaps(random);
-            let context = babilong.sample_in(gaps, sample, Length(context), Random::new(random.bits()))?.context();
-            let mut text = Text::default();
-            text.tell(context.collect::<armt::Result<Vec<i32>>>()?);
+            let mut context = babilong.sample_in(gaps, sample, Length(context), Random::new(random.bits()))?.context();
+            let (mut text, mut counts) = (Text::default(), counts.into_iter());
+            while let Some(piece) = context.next_piece()? {
+                match piece {
+                    Piece::Fact(tokens) if counts.next() == Some(true) => text.tell(tokens.iter().copied()),
+                    Piece::Fact(tokens) | Piece::Background(tokens) => text.pass(tokens.iter().copied()),
+                }
+            }
             prompts.iter().for_each(|prompt| text.ask(prompt));
             text.fill(self.segment, self.end_token());
             return Ok(text);

@@ -122,6 +122,10 @@ impl Lessons for QaLessons {
         self.stage(stage).map_or(0, |keys| keys.segment)
     }
 
+    fn knows_background(&self) -> bool {
+        self.0.task.distract.is_some()
+    }
+
     fn after_question(&self, own: Option<&str>) -> Option<String> {
         self.0.task.after_question.as_deref().or(own).or(Some(AFTER)).map(String::from)
     }
@@ -259,7 +263,12 @@ impl QaTraining {
         let room = self.segment * self.segments - asked.next_multiple_of(self.segment);
         let mut text = Text::default();
         match &self.hiding {
-            Some((hiding, _)) => text.tell(hiding.hide(context, length.min(room), Random::new(random.bits()))?),
+            Some((hiding, _)) => {
+                let hidden = hiding.hide(context, length.min(room), Random::new(random.bits()))?;
+                text.pass(hidden.before);
+                text.tell(context.iter().copied());
+                text.pass(hidden.after);
+            }
             None => text.tell(context.iter().copied()),
         }
         if place == Place::Own {

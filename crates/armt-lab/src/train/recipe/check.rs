@@ -1,7 +1,7 @@
 //! What a recipe must fulfil beyond its form. A mistake is named with its stage, line and key.
 
 use super::source::Source;
-use super::{EvalRecipe, ModelRecipe, Only, Recipe, Stage};
+use super::{EvalRecipe, ModelRecipe, Only, Recipe, Stage, expect_importance};
 use crate::error::{Error, Result};
 
 /// A vocabulary to check the shape of a fresh model with, before the task's own is known.
@@ -115,12 +115,17 @@ impl Recipe {
         if let Some(decay) = stage.decay.filter(|decay| !(*decay >= 0.0 && decay.is_finite())) {
             return Err(Error::config("decay", "a number of at least 0", decay));
         }
-        let sparse = stage.sparse.unwrap_or(self.backprop.sparse);
-        if !(sparse >= 0.0 && sparse.is_finite()) {
-            return Err(Error::config("sparse", "a number of at least 0", sparse));
+        let costs = stage.backprop(self.backprop);
+        for (key, cost) in [("sparse", costs.sparse), ("background", costs.background)] {
+            if !(cost >= 0.0 && cost.is_finite()) {
+                return Err(Error::config(key, "a number of at least 0", cost));
+            }
         }
-        if sparse > 0.0 && self.memory.as_ref().is_some_and(|m| m.kind() != "associative") {
-            return Err(Error::config("sparse", "0 with a memory that is not associative", sparse));
+        if costs.background > 0.0 && !self.lessons.knows_background() {
+            return Err(Error::config("background", "0 with a task that does not know what of its texts counts", costs.background));
+        }
+        if let Some(memory) = &self.memory {
+            expect_importance(costs, memory)?;
         }
         if stage.carry > 0.0 && stage.accumulate > 1 {
             return Err(Error::config("accumulate", "1 where memories are carried on", stage.accumulate));

@@ -234,11 +234,10 @@ impl Memory for AssociativeMemory {
     }
 }
 
-/// The gradient of `cost` times the sum of all importance sigmoid(beta).
-fn importance_slope(beta: &Tensor, cost: f32) -> Result<Tensor> {
+/// The gradient of the sum of all importance sigmoid(beta).
+fn importance_slope(beta: &Tensor) -> Result<Tensor> {
     // s (1 - s), without the difference's rounding where s is near 1.
-    let slope = ops::mul(&ops::sigmoid(beta)?, &ops::sigmoid(&ops::scale(beta, -1.0)?)?)?;
-    Ok(ops::scale(&slope, cost)?)
+    Ok(ops::mul(&ops::sigmoid(beta)?, &ops::sigmoid(&ops::scale(beta, -1.0)?)?)?)
 }
 
 fn take_pending(memory: &mut LayerState) -> Option<Box<Pending>> {
@@ -326,6 +325,25 @@ impl AssociativeMemory {
         Ok(ops::add(x, &ops::mul(&y, &ops::cast(&share, y.dtype())?)?)?)
     }
 
+    /// Adds the gradients of what importance costs, of which each is a mean over all writes of the pass.
+    fn seed_costs(&self, step: &Step<'_>, beta: &Tensor) -> Result<()> {
+        if !step.tape.is_recording() {
+            return Ok(());
+        }
+        let (layers, segments) = (self.value.value().dims()[0], step.segments);
+        let share = 1.0 / (layers * beta.dims()[1] * beta.dims()[2] * segments) as f32;
+        let raw = beta.detach();
+        if step.backprop.sparse > 0.0 {
+            step.tape.seed(beta, &ops::scale(&importance_slope(&raw)?, step.backprop.sparse * share)?)?;
+        }
+        if let Some(background) = step.background {
+            // -ln(1 - sigmoid(beta)) has the slope sigmoid(beta).
+            let slope = ops::mul(&ops::sigmoid(&raw)?, &ops::cast(background, raw.dtype())?)?;
+            step.tape.seed(beta, &ops::scale(&slope, step.backprop.background * share)?)?;
+        }
+        Ok(())
+    }
+
     /// The memory after the outputs of memory tokens `[n, B, m, d]` were written. Where the memory is unwound on the way back, or rounded for
     /// its next read, the write waits for that read.
     fn write(&self, step: &Step<'_>, tokens: &Tensor, mut memory: LayerState) -> Result<LayerState> {
@@ -337,10 +355,7 @@ impl AssociativeMemory {
         let bias = weight(&self.beta_bias)?;
         let beta = ops::linear(tokens, &weight(&self.beta)?, Linear { bias: Some(&bias), ..Linear::default() })?;
         let beta = ops::reshape(&beta, [n, texts, m])?;
-        if step.tape.is_recording() && step.backprop.sparse > 0.0 {
-            let writes = self.value.value().dims()[0] * texts * m * step.segments;
-            step.tape.seed(&beta, &importance_slope(&beta.detach(), step.backprop.sparse / writes as f32)?)?;
-        }
+        self.seed_costs(step, &beta)?;
         let fresh = &mut memory.fresh[rows.clone()];
         let first = if fresh.iter().flatten().any(|fresh| *fresh) {
             let flags: Vec<i32> = fresh.iter().flatten().map(|fresh| i32::from(*fresh)).collect();
