@@ -26,6 +26,9 @@ The page at / reads a book and asks it. /openapi.json has all paths.";
 pub struct ServeArgs {
     /// Model folder, or the name of a model that the program carries.
     model: PathBuf,
+    /// Adapter of the model, as training writes it (RUN/adapter), or its run's folder.
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
     /// Address to listen on. One that others can reach needs --api-key-file.
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
     host: String,
@@ -76,7 +79,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     if keys.is_none() && !loopback {
         bail!("--host {}: others can reach that address: expected --api-key-file", args.host);
     }
-    let session = args.device.open_session(&args.model, None)?;
+    let session = args.device.open_session(&args.model, args.adapter.as_deref())?;
     let name = session.owner().name.clone().unwrap_or_else(|| "model".into());
     let mut settings = Settings::new(name.clone(), session);
     (settings.folder, settings.keys, settings.keep) = (Some(folder), keys, args.keep.clone());
