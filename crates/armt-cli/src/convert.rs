@@ -60,6 +60,9 @@ pub struct ConvertArgs {
     /// Give memory tokens position rows of their own [GPT-2].
     #[arg(long)]
     wrap_pos: bool,
+    /// Let each segment see the keys and values of the one before (none).
+    #[arg(long)]
+    window: bool,
     /// Layers that have a memory, as 0,1,5; all if not given (associative).
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     memory_layers: Option<Vec<usize>>,
@@ -146,6 +149,9 @@ impl ConvertArgs {
             refuse("--memory-layers", self.memory_layers.is_some())?;
             refuse("--write", self.write != WriteKind::Paper)?;
         }
+        if chosen != MemoryKind::None {
+            refuse("--window", self.window)?;
+        }
         let (tokens, wrap_pos) = (self.tokens, self.wrap_pos);
         Ok(match chosen {
             MemoryKind::Associative => MemoryConfig::new(Associative {
@@ -165,7 +171,7 @@ impl ConvertArgs {
             }
             MemoryKind::None => {
                 refuse("--wrap-pos", wrap_pos)?;
-                MemoryConfig::new(Window { sliding_window: false })
+                MemoryConfig::new(Window { sliding_window: self.window })
             }
         })
     }

@@ -29,6 +29,7 @@ and so on. Each experiment's plots are drawn again beside them, and its table go
 <!-- results: rewrite --> and <!-- end -->.
 Reports of one name become one line: their mean, with the least and the most shaded.
 Of one BABILong model a heat map of tasks by lengths is drawn, of several their means over the length.
+Of one model's text its loss by the segment is drawn, of several their bits per byte.
 Of figures of `armt bench --json` that differ in one size the rate, or the memory, is drawn over it, and printed as a table.";
 
 #[derive(Args)]
@@ -103,7 +104,7 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
             let figures: Vec<Figures> = files.iter().map_while(|f| Figures::load(f).ok()).collect();
             let svg = match figures.len() == files.len() {
                 true => args.speed(&figures)?,
-                false if files.iter().any(|f| text::is_report(f)) => crate::eval::text::plot(files)?,
+                false if files.iter().any(|f| text::is_report(f)) => args.text(files)?,
                 false if files.iter().any(|f| is_report(f)) => args.babilong(files)?,
                 false => args.retrieval(files)?,
             };
@@ -148,6 +149,19 @@ impl ReportArgs {
         let growth = Growth::of(figures)?;
         crate::say(format_args!("{}", growth.table().trim_end()))?;
         growth.plot(cost).svg().context("nothing to draw")
+    }
+
+    /// Loss by the segment's number with and without the memory, or bits per byte of several models.
+    fn text(&self, files: &[PathBuf]) -> Result<String> {
+        if self.metric.is_some() || self.x.is_some() || self.chart.is_some() {
+            bail!("--metric, --x and --chart: expected reports of other tasks, got text");
+        }
+        let reports = files.iter().map(|f| Ok(text::Report::load(f)?)).collect::<Result<Vec<_>>>()?;
+        if let [one] = &reports[..] {
+            return Ok(one.plot().svg()?);
+        }
+        let names = self.names(files, reports.iter().map(|r| r.name.clone()));
+        Ok(text::compare(&names.into_iter().zip(reports).collect::<Vec<_>>())?.svg()?)
     }
 
     /// Tasks by lengths, or curves over the length.

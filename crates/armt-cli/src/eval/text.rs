@@ -1,7 +1,7 @@
 //! Texts: loss, perplexity and bits per byte, and what the memory gives to each segment.
 
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -106,10 +106,4 @@ fn tell(report: &Report) -> Result<()> {
         crate::say(format_args!("{segment:>12} {tokens:>12} {loss:>12.4} {emptied:>12.4} {gained:>12.4}"))?;
     }
     Ok(())
-}
-
-/// Files that a report's plot is drawn to, for `armt report`.
-pub fn plot(files: &[PathBuf]) -> Result<String> {
-    let [file] = files else { anyhow::bail!("expected one report of text, got {}", files.len()) };
-    Ok(Report::load(file)?.plot().svg()?)
 }

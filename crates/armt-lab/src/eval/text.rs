@@ -72,10 +72,20 @@ pub struct Segment {
     pub segment: usize,
     /// Tokens that were predicted.
     pub tokens: u64,
+    /// Bytes of the text of these; 0 in reports of earlier versions.
+    #[serde(default)]
+    pub bytes: u64,
     /// Their mean loss.
     pub loss: f64,
     /// The same with the memory emptied before the segment.
     pub emptied: f64,
+}
+
+impl Segment {
+    /// A loss in bits, by bytes of text instead of tokens; `None` where these were not counted.
+    fn bits_per_byte(&self, loss: f64) -> Option<f64> {
+        (self.bytes > 0).then(|| loss * self.tokens as f64 / std::f64::consts::LN_2 / self.bytes as f64)
+    }
 }
 
 /// How far a judging has come.
@@ -91,7 +101,8 @@ pub struct Judged {
 #[derive(Default)]
 struct Sums {
     documents: u64,
-    bytes: u64,
+    /// By the segment's number.
+    bytes: Vec<u64>,
     read: Vec<Likelihood>,
     emptied: Vec<Likelihood>,
 }
@@ -141,7 +152,7 @@ impl Sums {
             last = ids[ids.len() - 1];
             let next = ids.split_off(1);
             ids.extend_from_slice(&next[..next.len() - 1]);
-            self.bytes += words.tokenizer.decode(&next)?.len() as u64;
+            self.count_bytes(from, size, &next, words)?;
             let (read, after) = by_segment(model, &batch(&ids, &next, 1), &state)?;
             self.add(from, read.iter().map(|texts| texts[0]), |sums| &mut sums.read);
             self.emptied(model, from, &ids, &next)?;
@@ -154,6 +165,20 @@ impl Sums {
             if !full || most.is_some_and(|most| from >= most) {
                 break;
             }
+        }
+        Ok(())
+    }
+
+    /// Counts the bytes of segments by what each adds to the text before it, so that a letter which a border cuts is counted once.
+    fn count_bytes(&mut self, from: usize, size: usize, next: &[i32], words: &Words) -> Result<()> {
+        let (mut before, segments) = (0, next.len().div_ceil(size));
+        if self.bytes.len() < from + segments {
+            self.bytes.resize(from + segments, 0);
+        }
+        for segment in 0..segments {
+            let upto = words.tokenizer.decode(&next[..next.len().min((segment + 1) * size)])?.len() as u64;
+            self.bytes[from + segment] += upto.saturating_sub(before);
+            before = before.max(upto);
         }
         Ok(())
     }
@@ -195,6 +220,7 @@ impl Sums {
         let by_segment = by_segment.map(|(i, (read, emptied))| Segment {
             segment: i + 1,
             tokens: read.tokens,
+            bytes: self.bytes.get(i).copied().unwrap_or_default(),
             loss: read.loss(),
             emptied: emptied.loss(),
         });
@@ -205,12 +231,12 @@ impl Sums {
             text: documents.files().iter().map(|f| f.display().to_string()).collect(),
             documents: self.documents,
             tokens: read.tokens,
-            bytes: self.bytes,
+            bytes: self.bytes.iter().sum(),
             segment_size: model.config().segment_size,
             dtype: model.dtype().to_string(),
             loss: read.loss(),
             perplexity: read.loss().exp(),
-            bits_per_byte: read.nll / std::f64::consts::LN_2 / self.bytes as f64,
+            bits_per_byte: read.nll / std::f64::consts::LN_2 / self.bytes.iter().sum::<u64>() as f64,
             emptied_loss: emptied.loss(),
             by_segment: by_segment.collect(),
         })
@@ -301,6 +327,31 @@ impl Report {
             guides: Vec::new(),
         }
     }
+}
+
+/// Bits per byte of several models over the segment's number, each under its name. Reports without the bytes of their segments are refused.
+pub fn compare(models: &[(String, Report)]) -> Result<Plot> {
+    let mut series = Vec::new();
+    for (name, report) in models {
+        let mark = |s: &Segment| Some(Mark { x: s.segment as f64, y: s.bits_per_byte(s.loss)?, spread: None });
+        let marks = report.by_segment.iter().map(mark).collect::<Option<Vec<_>>>();
+        let expected = "a report with the bytes of its segments, which `armt eval` writes now";
+        series.push(Series { name: name.clone(), marks: marks.ok_or_else(|| Error::input(name, expected, "none"))? });
+    }
+    let all = || series.iter().flat_map(|s: &Series| s.marks.iter());
+    let (least, most) = all().fold((f64::MAX, f64::MIN), |(least, most), m| (least.min(m.y), most.max(m.y)));
+    let (margin, last) = (0.08 * (most - least).max(0.01), all().fold(1.0, |last: f64, m| last.max(m.x)));
+    let sizes: Vec<usize> = models.iter().map(|(_, report)| report.segment_size).collect();
+    let size = if sizes.windows(2).all(|pair| pair[0] == pair[1]) { format!(" of {} tokens", sizes[0]) } else { String::new() };
+    Ok(Plot {
+        title: "Bits per byte by the number of the segment".into(),
+        x_label: format!("segment{size} in its document"),
+        y_label: "bits per byte".into(),
+        x_scale: if last > 40.0 { Scale::Log } else { Scale::Linear },
+        y_range: Some((least - margin, most + margin)),
+        series,
+        ..Plot::default()
+    })
 }
 
 /// Whether a file is a report of this kind, damaged or not.

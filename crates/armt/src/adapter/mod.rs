@@ -168,10 +168,11 @@ impl Adapter {
         Ok(lora)
     }
 
-    /// Refuses tensors that are neither of the factors nor of the model's memory, by name.
+    /// Refuses tensors that are neither of the factors nor of the model's memory, by name. Those of layers that have no memory, which earlier versions wrote, are
+    /// passed over.
     fn expect_parts(&self, model: &Model, lora: Option<&Lora>) -> Result<()> {
-        let known: HashSet<String> =
-            lora.into_iter().flat_map(Lora::entries).chain(memory_entries(model)).map(|entry| entry.name).collect();
+        let of_memory = model.recurrence().entries().into_iter().filter(|e| e.of_memory);
+        let known: HashSet<String> = lora.into_iter().flat_map(Lora::entries).chain(of_memory).map(|entry| entry.name).collect();
         match self.tensors.names().filter(|name| !known.contains(*name)).min() {
             Some(name) => {
                 Err(Error::file(self.tensors.path(), format!("it holds {name}, which is no part of an adapter of this model")))
@@ -216,7 +217,7 @@ impl Adapter {
     }
 }
 
-/// The tensors of a model's memory, which an adapter holds whole.
+/// The tensors of a model's memory, which an adapter holds whole but for layers that have none: these are the base's.
 fn memory_entries(model: &Model) -> impl Iterator<Item = Entry<'_>> {
-    model.recurrence().entries().into_iter().filter(|e| e.of_memory)
+    model.recurrence().entries().into_iter().filter(|e| e.of_memory && !e.at_rest)
 }

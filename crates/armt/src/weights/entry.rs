@@ -43,6 +43,8 @@ pub struct Entry<'a> {
     pub param: &'a Param,
     /// Whether it belongs to the memory and not to the backbone.
     pub of_memory: bool,
+    /// Whether it belongs to the memory of a layer that has none: it runs along and changes nothing.
+    pub at_rest: bool,
     /// Our elements that belong to its layer.
     at: Range<usize>,
     layout: Layout,
@@ -115,12 +117,13 @@ pub struct EntryList<'a> {
     entries: Vec<Entry<'a>>,
     layers: usize,
     of_memory: bool,
+    at_rest: bool,
 }
 
 impl<'a> EntryList<'a> {
     /// An empty list for parameters that stack `layers` layers.
     pub fn new(layers: usize) -> Self {
-        EntryList { entries: Vec::new(), layers, of_memory: false }
+        EntryList { entries: Vec::new(), layers, of_memory: false, at_rest: false }
     }
 
     /// What follows belongs to the memory.
@@ -128,6 +131,13 @@ impl<'a> EntryList<'a> {
         self.of_memory = true;
         add(self);
         self.of_memory = false;
+    }
+
+    /// What follows is at rest, or not.
+    pub fn resting(&mut self, at_rest: bool, add: impl FnOnce(&mut Self)) {
+        self.at_rest = at_rest;
+        add(self);
+        self.at_rest = false;
     }
 
     /// The tensors.
@@ -163,7 +173,7 @@ impl<'a> EntryList<'a> {
     }
 
     fn push(&mut self, name: String, shape: Vec<usize>, param: &'a Param, at: Range<usize>, layout: Layout) {
-        let of_memory = self.of_memory;
-        self.entries.push(Entry { name, aliases: Vec::new(), shape, param, of_memory, at, layout });
+        let (of_memory, at_rest) = (self.of_memory, self.at_rest);
+        self.entries.push(Entry { name, aliases: Vec::new(), shape, param, of_memory, at_rest, at, layout });
     }
 }

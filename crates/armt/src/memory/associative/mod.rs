@@ -168,12 +168,15 @@ impl Memory for AssociativeMemory {
     }
 
     fn layer_entries<'a>(&'a self, list: &mut EntryList<'a>, prefix: &str, l: usize) {
-        for (name, param) in [("W_mq", &self.query), ("W_mk", &self.key), ("W_mv", &self.value), ("W_mb", &self.beta)] {
-            let (input, output) = (param.value().dims()[1], param.value().dims()[2]);
-            let layout = Layout::Columns { from: 0, columns: output };
-            list.layer(format!("{prefix}{name}.weight"), param, l, vec![output, input], layout);
-        }
-        list.layer(format!("{prefix}W_mb.bias"), &self.beta_bias, l, vec![1], Layout::Plain);
+        let at_rest = self.settings.memory_layers.as_ref().is_some_and(|with| !with.contains(&l));
+        list.resting(at_rest, |list| {
+            for (name, param) in [("W_mq", &self.query), ("W_mk", &self.key), ("W_mv", &self.value), ("W_mb", &self.beta)] {
+                let (input, output) = (param.value().dims()[1], param.value().dims()[2]);
+                let layout = Layout::Columns { from: 0, columns: output };
+                list.layer(format!("{prefix}{name}.weight"), param, l, vec![output, input], layout);
+            }
+            list.layer(format!("{prefix}W_mb.bias"), &self.beta_bias, l, vec![1], Layout::Plain);
+        });
     }
 
     /// A is changed in place.
