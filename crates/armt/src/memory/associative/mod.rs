@@ -23,6 +23,7 @@ use super::config::{expect_tokens, keys_of, read};
 use super::{Kind, Memory, Settings, Step};
 use crate::backbone::block::last_rows;
 use crate::backbone::{Architecture, Around};
+use crate::backprop::Backprop;
 use crate::compute::Compute;
 use crate::error::{Error, Result};
 use crate::state::{Begins, Extent, LayerState, PartLayout, StateLayout};
@@ -237,12 +238,6 @@ impl Memory for AssociativeMemory {
     }
 }
 
-/// The gradient of the sum of all importance sigmoid(beta).
-fn importance_slope(beta: &Tensor) -> Result<Tensor> {
-    // s (1 - s), without the difference's rounding where s is near 1.
-    Ok(ops::mul(&ops::sigmoid(beta)?, &ops::sigmoid(&ops::scale(beta, -1.0)?)?)?)
-}
-
 fn take_pending(memory: &mut LayerState) -> Option<Box<Pending>> {
     memory.waiting.take().and_then(|write| write.downcast().ok())
 }
@@ -320,31 +315,47 @@ impl AssociativeMemory {
         x: &Tensor,
         read: impl FnOnce(Option<&Tensor>) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let Some(with) = &self.settings.memory_layers else { return read(Some(x)) };
-        // Layers without a memory run along in the batch; what they read counts nothing.
-        let y = read(None)?;
-        let share: Vec<f32> = layers.clone().map(|l| f32::from(u8::from(with.contains(&l)))).collect();
-        let share = self.compute.constant(&share, &[share.len(), 1, 1, 1])?;
-        Ok(ops::add(x, &ops::mul(&y, &ops::cast(&share, y.dtype())?)?)?)
+        if self.settings.memory_layers.is_none() {
+            return read(Some(x));
+        }
+        // What layers without a memory read counts nothing.
+        Ok(ops::add(x, &self.of_memory_layers(layers, read(None)?)?)?)
     }
 
     /// Adds the gradients of what importance costs, of which each is a mean over all writes of the pass.
     fn seed_costs(&self, step: &Step<'_>, beta: &Tensor) -> Result<()> {
-        if !step.tape.is_recording() {
+        let Backprop { sparse, background, .. } = step.backprop;
+        if !step.tape.is_recording() || (sparse == 0.0 && step.background.is_none()) {
             return Ok(());
         }
-        let (layers, segments) = (self.value.value().dims()[0], step.segments);
-        let share = 1.0 / (layers * beta.dims()[1] * beta.dims()[2] * segments) as f32;
+        let layers = self.settings.memory_layers.as_ref().map_or(self.value.value().dims()[0], Vec::len);
+        let share = 1.0 / (layers * beta.dims()[1] * beta.dims()[2] * step.segments) as f32;
         let raw = beta.detach();
-        if step.backprop.sparse > 0.0 {
-            step.tape.seed(beta, &ops::scale(&importance_slope(&raw)?, step.backprop.sparse * share)?)?;
+        let importance = ops::sigmoid(&raw)?;
+        let mut slopes = Vec::new();
+        if sparse > 0.0 {
+            // s (1 - s), without the difference's rounding where s is near 1.
+            let slope = ops::mul(&importance, &ops::sigmoid(&ops::scale(&raw, -1.0)?)?)?;
+            slopes.push(ops::scale(&slope, sparse * share)?);
         }
-        if let Some(background) = step.background {
-            // -ln(1 - sigmoid(beta)) has the slope sigmoid(beta).
-            let slope = ops::mul(&ops::sigmoid(&raw)?, &ops::cast(background, raw.dtype())?)?;
-            step.tape.seed(beta, &ops::scale(&slope, step.backprop.background * share)?)?;
+        if let Some(alone) = step.background {
+            // -ln(1 - s) has the slope s.
+            let slope = ops::mul(&importance, &ops::cast(alone, raw.dtype())?)?;
+            slopes.push(ops::scale(&slope, background * share)?);
+        }
+        for slope in slopes {
+            step.tape.seed(beta, &self.of_memory_layers(&step.layers, slope)?)?;
         }
         Ok(())
+    }
+
+    /// x `[n, ..]` of layers that have a memory, and 0 of those that have none but run along in the batch.
+    fn of_memory_layers(&self, layers: &Range<usize>, x: Tensor) -> Result<Tensor> {
+        let Some(with) = &self.settings.memory_layers else { return Ok(x) };
+        let share: Vec<f32> = layers.clone().map(|l| f32::from(u8::from(with.contains(&l)))).collect();
+        let mut shape = vec![1; x.dims().len()];
+        shape[0] = share.len();
+        Ok(ops::mul(&x, &ops::cast(&self.compute.constant(&share, &shape)?, x.dtype())?)?)
     }
 
     /// The memory after the outputs of memory tokens `[n, B, m, d]` were written. Where the memory is unwound on the way back, or rounded for
