@@ -74,6 +74,7 @@ impl Workspace {
         let (Device::Cuda(cuda), Some(pool)) = (&self.device, &self.pool) else {
             return Err(Error::unsupported("Workspace::record", "graphs exist on CUDA devices only, this one is cpu"));
         };
+        pool.record();
         let (handle, value) = self.run(|| cuda.context.capture(f))?;
         Ok((Graph { device: cuda.clone(), handle, _pool: pool.clone() }, value))
     }

@@ -9,7 +9,7 @@
 
 use std::alloc::Layout;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::cuda::driver::Context;
@@ -55,6 +55,8 @@ pub(crate) struct Pool {
     free: Mutex<HashMap<usize, Vec<usize>>>,
     counters: Arc<Counters>,
     parent: Option<Arc<Pool>>,
+    /// Whether a graph that can be replayed has these buffers, those that are free too.
+    recorded: AtomicBool,
 }
 
 /// One buffer; goes back to its pool when dropped.
@@ -91,7 +93,8 @@ fn host_layout(class: usize) -> Option<Layout> {
 
 impl Pool {
     pub(crate) fn new(source: Source) -> Arc<Self> {
-        Arc::new(Pool { source: Arc::new(source), free: Mutex::default(), counters: Arc::default(), parent: None })
+        let recorded = AtomicBool::new(false);
+        Arc::new(Pool { source: Arc::new(source), free: Mutex::default(), counters: Arc::default(), parent: None, recorded })
     }
 
     /// A pool for the buffers of one captured graph. It takes from `parent` what fits and gives back everything at its end.
@@ -101,7 +104,13 @@ impl Pool {
             free: Mutex::default(),
             counters: parent.counters.clone(),
             parent: Some(parent.clone()),
+            recorded: AtomicBool::new(false),
         })
+    }
+
+    /// A graph is recorded with this pool's buffers: they stay until the pool ends.
+    pub(crate) fn record(&self) {
+        self.recorded.store(true, Ordering::Relaxed);
     }
 
     /// The pool that is nobody's child.
@@ -201,11 +210,13 @@ impl Pool {
         Ok(address)
     }
 
-    /// Gives every unused buffer back to the system, the parent's too.
+    /// Gives every unused buffer back to the system, the parent's too, but those of recorded graphs: a replay writes to them.
     pub(crate) fn trim(&self) {
-        for (class, addresses) in self.lock().drain() {
-            for address in addresses {
-                self.raw_free(address, class);
+        if !self.recorded.load(Ordering::Relaxed) {
+            for (class, addresses) in self.lock().drain() {
+                for address in addresses {
+                    self.raw_free(address, class);
+                }
             }
         }
         if let Some(parent) = &self.parent {
@@ -273,6 +284,22 @@ mod tests {
         assert_eq!(pool.alloc(1001).unwrap().address(), address);
         assert_eq!(pool.stats().allocations, 1);
         assert_eq!(pool.stats().used_bytes, 0);
+    }
+
+    /// Where memory ran out while a step of a new shape ran, the buffers of the graphs of other shapes were given back, and a replay wrote to what
+    /// was no longer there.
+    #[test]
+    fn buffers_of_recorded_graphs_are_not_given_back_while_they_can_be_replayed() {
+        let pool = Pool::new(Source::Host);
+        let child = Pool::child(&pool);
+        drop(child.alloc(4096).unwrap());
+        child.record();
+        drop(pool.alloc(8192).unwrap());
+        child.trim();
+        assert_eq!(pool.stats().held_bytes, 4096, "the parent's is given back, the graph's is not");
+        drop(child);
+        pool.trim();
+        assert_eq!(pool.stats().held_bytes, 0);
     }
 
     #[test]
