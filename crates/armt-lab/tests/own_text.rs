@@ -260,6 +260,7 @@ fn a_report_has_the_loss_of_each_segment_and_that_of_an_emptied_memory() {
     let mean = report.by_segment.iter().map(|s| s.loss * s.tokens as f64).sum::<f64>() / tokens as f64;
     assert!((mean - report.loss).abs() < 1e-9 && (report.perplexity - report.loss.exp()).abs() < 1e-9);
     assert_eq!((report.documents, tokens), (7, report.tokens));
+    assert_eq!(report.by_segment.iter().map(|s| s.bytes).sum::<u64>(), report.bytes);
     // The loss of the whole, computed in another way: all logits of one document.
     let ids = words().tokenizer.encode(lines().lines().nth(1).unwrap()).unwrap();
     let batch = armt::segment::Batch { ids: ids[..ids.len() - 1].to_vec(), texts: 1, mask: None };
@@ -282,6 +283,13 @@ fn a_report_has_the_loss_of_each_segment_and_that_of_an_emptied_memory() {
     let few = text::judge(&model, &documents, &words(), Some(2), &mut |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(few.by_segment, report.by_segment[..2]);
     assert!(report.plot().svg().unwrap().contains("memory emptied"));
+    let compared = text::compare(&[("all".into(), report.clone()), ("few".into(), few.clone())]).unwrap();
+    let bits: f64 = report.by_segment[0].loss * first.tokens as f64 / std::f64::consts::LN_2 / first.bytes as f64;
+    assert_eq!(compared.series.iter().map(|s| s.marks.len()).collect::<Vec<_>>(), [report.by_segment.len(), 2]);
+    assert!((compared.series[1].marks[0].y - bits).abs() < 1e-12);
+    let mut old = few;
+    old.by_segment[0].bytes = 0;
+    assert!(text::compare(&[("old".into(), old)]).is_err(), "a report without bytes cannot be compared by them");
     let path = folder.path().join("report.json");
     report.save(&path).unwrap();
     let loaded = text::Report::load(&path).unwrap();
@@ -389,9 +397,12 @@ fn contexts_are_hidden_whole_among_other_text_at_several_lengths() {
     let from = shipped("books/train").display().to_string();
     let changes = [format!("task.distract.from={from}"), "task.distract.lengths=[\"0k\", \"40\"]".into()];
     let recipe = qa_recipe(folder.path(), ROWS, &changes);
-    let lengths: std::collections::BTreeSet<usize> =
-        (0..20).map(|seed| task(&recipe).batch(&mut armt::random::Random::new(seed)).unwrap().batch.tokens()).collect();
+    let batches: Vec<_> = (0..20).map(|seed| task(&recipe).batch(&mut armt::random::Random::new(seed)).unwrap()).collect();
+    let lengths: std::collections::BTreeSet<usize> = batches.iter().map(|b| b.batch.tokens()).collect();
     assert!(lengths.len() > 1, "{lengths:?}");
+    // What is around a context is background; alone it has none.
+    let passes = |b: &armt_lab::tasks::TaskBatch| b.targets.next.contains(&armt::recurrence::Targets::BACKGROUND);
+    assert!(batches.iter().any(passes) && !batches.iter().all(passes));
 }
 
 #[test]

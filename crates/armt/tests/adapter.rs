@@ -211,6 +211,29 @@ fn an_adapter_of_the_memory_alone_changes_nothing_else() {
     assert_eq!(plain(&own, &dir.path().join("a")), plain(&loaded, &dir.path().join("b")));
 }
 
+/// Of a memory in some of the layers an adapter holds these alone. One with all of them, as earlier versions wrote it, is taken too.
+#[test]
+fn an_adapter_holds_the_memory_of_the_layers_that_have_one() {
+    let (folder, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let adapter_folder = out.path().join("adapter");
+    let memory = MemoryConfig::new(Associative { memory_layers: Some(vec![1]), ..Associative::new(2, 4) });
+    base(folder.path(), "llama", memory);
+    let settings = lora(&["q_proj"]);
+    let (model, training) = training(folder.path(), Some(&settings));
+    shake(&model, &training, 3);
+    training.save(&model, &adapter_folder).unwrap();
+    let names: Vec<String> =
+        Tensors::open(&adapter_folder.join("adapter_model.safetensors")).unwrap().names().map(String::from).collect();
+    assert!(
+        names.iter().any(|n| n.contains(".1.W_mq")) && !names.iter().any(|n| n.contains(".0.W_mq") || n.contains(".2.W_mq")),
+        "{names:?}"
+    );
+    let adapter = Adapter::open(&adapter_folder).unwrap();
+    let loaded = adapter.load(folder.path(), DType::F32, &Device::cpu()).unwrap();
+    let text = tokens(2, 17, 4);
+    assert_eq!(logits(&loaded, &text), logits(&model, &text));
+}
+
 #[test]
 fn an_adapter_of_another_base_is_refused_by_the_names_of_both() {
     let dir = tempfile::tempdir().unwrap();
