@@ -42,7 +42,7 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode> {
     let folder = find_data(Data::Bpe, args.model.as_deref()).context("--model DIR names a folder of a tokenizer")?;
     let tokenizer = Arc::new(find_tokenizer(&folder)?);
     let fields = args.fields.fields();
-    let Checked { lengths, unwritable, wrong } = match has_questions(&args.files, &fields)? {
+    let Checked { lengths, unwritable, wrong, .. } = match has_questions(&args.files, &fields)? {
         true => questions(&args.files, &fields, &tokenizer)?,
         false => texts(&args.files, &args.field, &tokenizer)?,
     };

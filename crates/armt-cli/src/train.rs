@@ -250,6 +250,7 @@ impl View {
                     None => crate::note(format_args!("{line}")),
                 }
             }
+            _ => {}
         }
     }
 

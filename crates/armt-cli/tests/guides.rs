@@ -6,7 +6,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -117,6 +117,7 @@ fn help(words: &[&str]) -> Option<String> {
 
 #[test]
 fn every_command_that_a_document_names_has_its_flags() {
+    let mut known: HashMap<Vec<String>, Option<String>> = HashMap::new();
     let mut looked = 0;
     for document in documents() {
         for (_, lines) in blocks(&read(&document)) {
@@ -129,7 +130,8 @@ fn every_command_that_a_document_names_has_its_flags() {
                     let Some(subcommand) = words.first().filter(|w| w.chars().all(|c| c.is_ascii_lowercase())) else { continue };
                     let task = ["data", "memory"].contains(subcommand).then(|| words.get(1).copied()).flatten();
                     let path: Vec<&str> = [*subcommand].into_iter().chain(task).collect();
-                    let help = help(&path);
+                    let asked = path.iter().map(|word| word.to_string()).collect();
+                    let help = known.entry(asked).or_insert_with(|| help(&path)).as_ref();
                     let help = help.unwrap_or_else(|| panic!("{}: {line}: there is no `armt {subcommand}`", document.display()));
                     let flags: BTreeSet<&str> = help.split([' ', '\n', ',', '=']).filter(|w| w.starts_with("--")).collect();
                     for flag in words.iter().filter(|w| w.starts_with("--") && w.len() > 2) {

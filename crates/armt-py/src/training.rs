@@ -184,7 +184,7 @@ fn record<'py>(py: Python<'py>, event: &Event<'_>) -> PyResult<Option<Bound<'py,
             progress
         }
         // Only Ctrl-C is looked for.
-        Event::Judged { .. } => return Ok(None),
+        _ => return Ok(None),
     };
     record.set_item("stage", progress.stage + 1)?;
     record.set_item("step", progress.step)?;

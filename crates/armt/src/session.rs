@@ -28,7 +28,7 @@ use crate::adapter::Adapter;
 use crate::answer::{Answer, answer};
 use crate::checkpoint;
 use crate::error::{Error, Result};
-use crate::generate::{Generated, Options, generate};
+use crate::generate::{Generated, Options, generate, generate_each};
 use crate::model::Model;
 use crate::reader::{End, Passing, Progress, Reader, Tokens};
 use crate::segment::Batch;
@@ -209,6 +209,14 @@ impl Session {
         Ok((self.state.clone().with_tails(vec![Tail { tokens, ..Tail::default() }])?, text))
     }
 
+    /// The state with all that is open at its text's end as tokens.
+    fn without_open_text(&self) -> Result<State> {
+        let (state, text) = self.without_text()?;
+        let mut tokens = state.tails()[0].tokens.clone();
+        tokens.extend(self.tokenizer.encode_open(&text)?);
+        state.with_tails(vec![Tail { tokens, ..Tail::default() }])
+    }
+
     fn expect_memory(&self) -> Result<()> {
         if self.model.recurrence().layout().parts.is_empty() {
             let what = "the model has no memory: it keeps nothing of what it reads (`armt convert` gives a model a memory)";
@@ -265,6 +273,13 @@ impl Session {
         generate(&self.model, &Batch { ids, texts: 1, mask: None }, self.closed()?, options, &mut |_| {})
     }
 
+    /// Goes on from tokens in each of some sessions of one model, side by side, as [`Session::generate`] does in one.
+    pub fn generate_all(sessions: &[Self], prompts: &[Vec<i32>], options: &Options) -> Result<Vec<Generated>> {
+        let first = expect_one_model(sessions)?;
+        let states = sessions.iter().map(|session| session.closed().cloned()).collect::<Result<Vec<_>>>()?;
+        generate_each(&first.model, prompts, &states, options)
+    }
+
     /// The state as the bytes of its file. Equal states of one model are equal bytes.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         file::to_bytes(&self.state, &self.owner)
@@ -319,9 +334,8 @@ pub struct SideBySide {
 }
 
 impl SideBySide {
-    /// For sessions of the model of this one. A model that keeps nothing between segments cannot read and is refused.
+    /// For sessions of the model of this one.
     pub fn new(session: &Session) -> Result<Self> {
-        session.expect_memory()?;
         let reader = Reader::new(&session.model, session.model.empty(1)?)?;
         Ok(SideBySide { reader, owner: session.owner.clone(), threads: TokenizerThreads::shared()? })
     }
@@ -331,19 +345,49 @@ impl SideBySide {
         SideBySide { reader: self.reader.in_groups_of(segments), ..self }
     }
 
-    /// Reads a text into each session, as [`Session::read_all_until`] does.
+    /// From now on a reading ends between two steps once this is set.
+    pub fn stop_on(&mut self, stop: Arc<AtomicBool>) {
+        self.reader.stop_on(stop);
+    }
+
+    /// Refuses sessions of another model, and another number of texts than of sessions.
+    fn expect_fits(&self, sessions: &[Session], texts: usize) -> Result<()> {
+        if texts != sessions.len() {
+            return Err(Error::Texts { state: sessions.len(), texts });
+        }
+        match expect_one_model(sessions)?.owner.is_same(&self.owner) {
+            true => Ok(()),
+            false => Err(Error::input("sessions of one model", "sessions of another")),
+        }
+    }
+
+    /// Reads tokens into each session, behind those that are open at its text's end: for who has texts as tokens, or makes them. A text's end that is no tokens yet is read
+    /// before them. Where one fails, or `each` stops it, all stay as they are.
+    pub fn read_tokens(
+        &mut self,
+        sessions: &mut [Session],
+        texts: &mut [Tokens<'_>],
+        each: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<End> {
+        self.expect_fits(sessions, texts.len())?;
+        let states = sessions.iter().map(Session::without_open_text).collect::<Result<_>>()?;
+        self.reader.begin_each(states)?;
+        if self.reader.read_all(texts, each)? == End::Stopped {
+            return Ok(End::Stopped);
+        }
+        sessions.iter_mut().zip(self.reader.states()?).for_each(|(session, state)| session.take(state));
+        Ok(End::Finished)
+    }
+
+    /// Reads a text into each session, as [`Session::read_all_until`] does. A model that keeps nothing between segments is refused.
     pub fn read(
         &mut self,
         sessions: &mut [Session],
         texts: Vec<Source>,
         each: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<End> {
-        if texts.len() != sessions.len() {
-            return Err(Error::Texts { state: sessions.len(), texts: texts.len() });
-        }
-        if !expect_one_model(sessions)?.owner.is_same(&self.owner) {
-            return Err(Error::input("sessions of one model", "sessions of another"));
-        }
+        self.expect_fits(sessions, texts.len())?;
+        sessions.iter().try_for_each(Session::expect_memory)?;
         let (mut states, mut streams) = (Vec::new(), Vec::new());
         for (session, source) in sessions.iter().zip(texts) {
             let (state, text) = session.without_text()?;

@@ -18,6 +18,7 @@ const BATCH: usize = 8;
 
 /// Norms of differences over norms: of the memory after a reading, and of all parameters' gradients after a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Agreement {
     /// Between the diagonal and the sequential schedule.
     pub schedules: f64,

@@ -32,6 +32,7 @@ impl Figures {
 
 /// What is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Cost {
     /// Text tokens in a second.
     Rate,

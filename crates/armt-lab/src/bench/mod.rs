@@ -213,6 +213,7 @@ pub struct Way {
 /// How long a workload took.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Timing {
     /// The workload.
     pub workload: Workload,

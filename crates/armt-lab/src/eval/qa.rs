@@ -7,12 +7,11 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use armt::answer::answer;
 use armt::files::{read_json, write_json};
 use armt::generate::Options;
 use armt::model::Model;
 use armt::random::Random;
-use armt::reader::Reader;
+use armt::{Session, SideBySide};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -49,6 +48,7 @@ pub enum Qa {
 /// How well a model answers about contexts of one length.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Row {
     /// Tokens that contexts were brought to by other text, as 4k; 0k where they are as they are.
     pub length: String,
@@ -62,6 +62,7 @@ pub struct Row {
 
 /// An answer of a model.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Answered {
     /// What it said.
     pub said: String,
@@ -97,21 +98,18 @@ pub fn judge(
     each: &mut dyn FnMut(&Answered) -> ControlFlow<()>,
 ) -> Result<Vec<Answered>> {
     let mut answers = Vec::new();
-    let after = model.config().after_question.as_deref().unwrap_or_default();
     let options = Options { max_new_tokens: 64, stop: vec![words.end], ..Options::default() };
-    let mut reader = Reader::new(model, model.empty(1)?)?;
+    let empty = Session::new(model.clone(), words.tokenizer.clone())?;
+    let mut reading = SideBySide::new(&empty)?;
     for (i, told) in contexts.iter().enumerate() {
         let mut tokens = words.whole_text(&told.context)?;
         if let Some(hiding) = hiding {
             tokens = hiding.hide(&tokens, length.0, Random::of(&[seed, length.0 as u64, i as u64]))?.around(&tokens);
         }
-        reader.begin(model.empty(1)?)?;
-        reader.read(&mut tokens.into_iter().map(Ok), &mut |_| ControlFlow::Continue(()))?;
-        reader.close()?;
-        let state = reader.state()?;
+        let mut session = [empty.fork()];
+        reading.read_tokens(&mut session, &mut [&mut tokens.into_iter().map(Ok)], &mut |_| ControlFlow::Continue(()))?;
         for asked in &told.questions {
-            let question = format!("{}{after}", asked.question);
-            let said = answer(model, &words.tokenizer, &state, &question, &options, &[], &mut |_| ControlFlow::Continue(()))?;
+            let said = session[0].ask_with(&asked.question, &options, &[], &mut |_| ControlFlow::Continue(()))?;
             let said = said.text.trim().to_string();
             let exact = asked.answers.iter().any(|right| normal(right) == normal(&said));
             let f1 = asked.answers.iter().map(|right| overlap(right, &said)).fold(0.0, f64::max);

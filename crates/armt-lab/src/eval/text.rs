@@ -67,6 +67,7 @@ pub enum Text {
 /// Segments of one number, of all documents that have so many.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Segment {
     /// Its number in the document, from 1.
     pub segment: usize,
@@ -90,6 +91,7 @@ impl Segment {
 
 /// How far a judging has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Judged {
     /// Documents that were begun.
     pub documents: u64,
@@ -249,6 +251,7 @@ fn batch(ids: &[i32], next: &[i32], texts: usize) -> TaskBatch {
 
 /// Segments of some numbers together.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Range {
     /// The first.
     pub from: usize,

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 
 /// Tokens of some things of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Lengths {
     /// How many there are.
     pub count: u64,
@@ -38,6 +39,7 @@ impl Lengths {
 
 /// What files hold.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Checked {
     /// Lengths by name: of documents, or of contexts, questions and answers.
     pub lengths: Vec<(&'static str, Lengths)>,

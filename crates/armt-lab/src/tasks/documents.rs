@@ -23,6 +23,7 @@ use crate::error::{Error, Result};
 /// What is one document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Document {
     /// A file.
     File,
@@ -87,6 +88,7 @@ impl Documents {
 }
 
 /// A document that was found, to be read once.
+#[non_exhaustive]
 pub struct Found {
     source: Source,
     block: usize,

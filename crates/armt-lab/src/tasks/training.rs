@@ -83,6 +83,7 @@ pub trait Lessons: Any + Debug + Send + Sync {
 
 /// The model that a run begins from.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Begun<'a> {
     /// Its folder.
     pub folder: &'a Path,

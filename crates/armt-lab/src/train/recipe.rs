@@ -44,6 +44,7 @@ impl std::ops::Deref for Recipe {
 /// What every recipe has, whatever its task.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Common {
     /// Decides weights, data and everything else that is random.
     #[serde(default)]
@@ -78,6 +79,7 @@ pub struct Common {
 /// What the first weights are.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(try_from = "ModelKeys", rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum ModelRecipe {
     /// Fresh ones.
     Fresh(FreshModel),
@@ -99,6 +101,7 @@ const NEOX: &str = "gpt_neox";
 /// The shape of a fresh GPT-NeoX, the paper's small one unless changed: 4 layers, width 128, 4 heads, feed-forward 128, weights of
 /// spread 0.02.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct FreshModel {
     /// Layers.
     pub layers: usize,
@@ -204,6 +207,7 @@ impl TryFrom<ModelKeys> for ModelRecipe {
 /// AdamW. The defaults are those of the authors' retrieval scripts.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
 pub struct OptimizerRecipe {
     /// Peak learning rate of each stage.
     pub lr: f32,
@@ -231,6 +235,7 @@ impl Default for OptimizerRecipe {
 /// Which weights are changed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
 pub struct TrainRecipe {
     /// `all`, or `memory`: the backbone of `model.from` stays as it is.
     pub only: Only,
@@ -261,6 +266,7 @@ pub enum Only {
 /// Validation during training.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
 pub struct EvalRecipe {
     /// Steps between validations.
     pub every: u64,
@@ -284,6 +290,7 @@ impl Default for EvalRecipe {
 /// What every stage of a curriculum has; what else it has is its task's.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Stage {
     /// Texts of a batch.
     pub batch: usize,

@@ -44,6 +44,7 @@ const EXPLODED: f32 = 1e4;
 /// How far a run has come: what `state.json` holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct RunProgress {
     /// Stage, from 0.
     pub stage: usize,
@@ -95,6 +96,7 @@ impl RunProgress {
 
 /// What a run tells as it goes.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum Event<'a> {
     /// A step was made.
     Step {

@@ -1,8 +1,8 @@
 //! BABILong judged: the share of questions that a model answers right, by task and length of the context.
 //!
 //! A sample is read as the authors read it: `context ++ question ++ GEN` is cut into segments from its start, all but the last go into
-//! the memory, and the answer follows from the last. What is whole of the context is read by the [`Reader`], several samples of any lengths
-//! side by side; the rest of it, the question and GEN are what [`generate_each`] goes on from. The answer is the most probable token each
+//! the memory, and the answer follows from the last. Each sample has a [`Session`] of its own: what is whole of the context is read into several of them
+//! side by side; the rest of it, the question and GEN are what they go on from. The answer is the most probable token each
 //! time, at most 10, cut at EOS. It may reach over a segment's end as it may in training; the next segment is begun then.
 //!
 //! A context is a stream and never in memory, so that 50 million tokens take no more than a thousand. Instead of all of it a model can be given what
@@ -23,19 +23,20 @@ use self::metric::{exact_match, label_match};
 use crate::error::{Error, Result};
 use crate::tasks::babi::Task;
 use crate::tasks::babilong::{Babilong, Facts, Length, Sample, Stories};
-use armt::State;
-use armt::generate::{Generated, Options, generate_each};
+use armt::generate::{Generated, Options};
 use armt::model::Model;
-use armt::reader::{End, Reader, Tokens};
+use armt::reader::{End, Tokens};
+use armt::{Session, SideBySide};
 
 /// Tokens that an answer may have, as in the paper.
 const ANSWER: usize = 10;
 
 /// A model that is judged, and how its samples are read.
 pub struct Judge<'m> {
-    model: &'m Model,
     babilong: &'m Babilong,
-    reader: Reader,
+    /// That has read nothing.
+    session: Session,
+    reading: SideBySide,
     batch: usize,
     /// Sentences that are retrieved and read in place of the context.
     retrieved: Option<usize>,
@@ -43,6 +44,7 @@ pub struct Judge<'m> {
 
 /// What a model said to a question.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Answered {
     /// The right answer.
     pub target: String,
@@ -58,6 +60,7 @@ pub struct Answered {
 
 /// How far a cell is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CellProgress {
     /// Samples that were answered.
     pub samples: usize,
@@ -67,7 +70,7 @@ pub struct CellProgress {
 
 impl<'m> Judge<'m> {
     /// A judge of `batch` samples side by side. Refuses 0, and a model whose vocabulary is not that of the samples.
-    pub fn new(model: &'m Model, babilong: &'m Babilong, batch: usize) -> Result<Self> {
+    pub fn new(model: &Model, babilong: &'m Babilong, batch: usize) -> Result<Self> {
         if batch == 0 {
             return Err(Error::config("batch", "at least 1", 0));
         }
@@ -76,12 +79,13 @@ impl<'m> Judge<'m> {
             let expected = format!("a model with the samples' tokens, up to {}", tokens - 1);
             return Err(Error::unfit(expected, format!("one of {rows} tokens")));
         }
-        Ok(Judge { model, babilong, reader: Reader::new(model, model.empty(batch)?)?, batch, retrieved: None })
+        let session = Session::new(model.clone(), babilong.tokenizer().clone())?;
+        Ok(Judge { babilong, reading: SideBySide::new(&session)?, session, batch, retrieved: None })
     }
 
     /// From now on a reading ends as soon as this is set, and with it the cell, which gives [`Error::Interrupted`].
     pub fn stop_on(&mut self, stop: Arc<AtomicBool>) {
-        self.reader.stop_on(stop);
+        self.reading.stop_on(stop);
     }
 
     /// From now on the model reads the best `k` sentences of a context in its place, as many of them as fit into one segment with question and
@@ -93,7 +97,7 @@ impl<'m> Judge<'m> {
     /// What is read of a sample.
     fn read_of(&self, sample: Sample) -> Result<Sample> {
         let Some(k) = self.retrieved else { return Ok(sample) };
-        let room = self.model.config().segment_size.saturating_sub(sample.prompt.question.len() + ANSWER);
+        let room = self.session.model().config().segment_size.saturating_sub(sample.prompt.question.len() + ANSWER);
         sample.retrieved(self.babilong.tokenizer(), k, room)
     }
 
@@ -155,7 +159,7 @@ impl<'m> Judge<'m> {
     /// What the model answers to some samples, read and answered side by side. `each` hears how many tokens of contexts were read.
     fn answer(&mut self, samples: &[Sample], each: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<Vec<String>> {
         let mut streams: Vec<_> = samples.iter().map(Sample::tokens).collect();
-        let states = self.read(&mut streams, samples, each)?;
+        let sessions = self.read(&mut streams, samples, each)?;
         let rests = streams.into_iter().map(Iterator::collect).collect::<armt::Result<Vec<Vec<i32>>>>()?;
         let end = self.babilong.end_token();
         let options = Options { max_new_tokens: ANSWER, stop: vec![end], ..Options::default() };
@@ -163,26 +167,23 @@ impl<'m> Judge<'m> {
             let tokens = said.tokens[0].split(|t| *t == end).next().unwrap_or_default();
             Ok(self.babilong.tokenizer().decode(tokens)?.trim().to_string())
         };
-        generate_each(self.model, &rests, &states, &options)?.iter().map(text).collect()
+        Session::generate_all(&sessions, &rests, &options)?.iter().map(text).collect()
     }
 
-    /// The memory after the whole segments of each sample's context.
+    /// Sessions that have read the whole segments of each sample's context.
     fn read<T: Iterator<Item = armt::Result<i32>>>(
         &mut self,
         streams: &mut [T],
         samples: &[Sample],
         each: &mut dyn FnMut(u64) -> ControlFlow<()>,
-    ) -> Result<Vec<State>> {
-        let size = self.model.config().segment_size;
-        self.reader.begin(self.model.empty(samples.len())?)?;
+    ) -> Result<Vec<Session>> {
+        let size = self.session.model().config().segment_size;
+        let mut sessions = vec![self.session.fork(); samples.len()];
         let heads = streams.iter_mut().zip(samples);
         let mut heads: Vec<_> = heads.map(|(stream, sample)| stream.by_ref().take(sample.length() / size * size)).collect();
         let mut texts: Vec<Tokens<'_>> = heads.iter_mut().map(|head| head as Tokens<'_>).collect();
-        match self.reader.read_all(&mut texts, &mut |progress| each(progress.tokens))? {
-            End::Finished => {
-                self.reader.close()?;
-                Ok(self.reader.states()?)
-            }
+        match self.reading.read_tokens(&mut sessions, &mut texts, &mut |progress| each(progress.tokens))? {
+            End::Finished => Ok(sessions),
             End::Stopped => Err(Error::Interrupted),
         }
     }

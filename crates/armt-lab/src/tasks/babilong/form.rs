@@ -26,6 +26,7 @@ const SEGMENT: usize = 512;
 /// One of the forms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Form {
     /// That of the benchmark's repository since November 2024.
     Now,

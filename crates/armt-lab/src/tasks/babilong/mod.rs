@@ -92,6 +92,7 @@ impl fmt::Display for Length {
 /// How the facts of a story are told; other than as they are only to see what a model's answers rest on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Facts {
     /// All of them, in their order.
     #[default]
@@ -104,6 +105,7 @@ pub enum Facts {
 
 /// Which gaps between the sentences of background facts are put into.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Gaps {
     /// Any, all alike: the benchmark's way.
     #[default]

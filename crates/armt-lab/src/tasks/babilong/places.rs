@@ -13,6 +13,7 @@ const ABOVE: usize = 4;
 
 /// A kind of data that the project ships.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Data {
     /// bAbI's files.
     Babi,

@@ -63,6 +63,7 @@ struct StageKeys {
 /// Which tokens of a window are asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum LossOn {
     /// Every token but the first.
     #[default]
