@@ -86,3 +86,52 @@ fn what_is_wrong_with_a_table_is_named_with_its_row() {
     std::fs::write(&packed, "").unwrap();
     assert!(Documents::open(&[packed], "text", None).unwrap_err().to_string().contains("not packed as a whole"));
 }
+
+/// A table of three groups with texts, repetitions and a gap: small pages, a dictionary, definition levels.
+fn good(path: &Path, compression: Compression) -> Vec<u8> {
+    let rows = ["A first text.", "Another one,\nof two lines.", "", "A first text.", "The last but one.", "A first text."];
+    let mut rows: Vec<Option<&str>> = rows.iter().map(|text| Some(*text)).collect();
+    rows.insert(4, None);
+    write(path, &rows, compression);
+    std::fs::read(path).unwrap()
+}
+
+/// Reads a table in both ways that a program does; whether every row of it was read.
+fn is_read(path: &Path) -> bool {
+    // A damaged count of rows may promise far more than there are.
+    let all = Rows::open(path).is_ok_and(|rows| rows.take(1000).all(|row| row.is_ok_and(|row| row.object().is_ok())));
+    if let Ok(documents) = Documents::open(&[path.display().to_string()], "text", None).and_then(|found| found.of_file(0)) {
+        let _ = documents.take(1000).any(|found| found.is_err());
+    }
+    all
+}
+
+#[test]
+fn a_damaged_table_is_refused_or_read_and_nothing_panics() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("damaged.parquet");
+    let mut random = armt::random::Random::new(1);
+    for compression in [Compression::UNCOMPRESSED, Compression::SNAPPY, Compression::ZSTD(ZstdLevel::default())] {
+        let good = good(&path, compression);
+        assert!(is_read(&path), "{compression:?}");
+        let (mut refused, cases) = (0, 300);
+        for case in 0..cases {
+            let mut bytes = good.clone();
+            match case % 4 {
+                0 => bytes.truncate(random.below(good.len())),
+                // One bit, and whole bytes.
+                1 => bytes[random.below(good.len())] ^= 1 << random.below(8),
+                2 => (0..4).for_each(|_| bytes[random.below(good.len())] = random.below(256) as u8),
+                // Some bytes are missing.
+                _ => {
+                    let at = random.below(good.len());
+                    bytes.drain(at..good.len().min(at + 1 + random.below(16)));
+                }
+            }
+            std::fs::write(&path, &bytes).unwrap();
+            refused += usize::from(!is_read(&path));
+        }
+        // A file that lacks its end or bytes within has no place where its footer says.
+        assert!(refused > cases / 4, "{compression:?}: {refused} of {cases}");
+    }
+}

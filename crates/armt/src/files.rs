@@ -1,7 +1,9 @@
-//! Files that are whole or not there: written beside their place and renamed.
+//! Files that are whole or not there: written beside their place and renamed; and what refuses those that are damaged.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
@@ -17,6 +19,30 @@ pub fn read_text(path: &Path) -> Result<String> {
 /// Reads something that was written as JSON. A file that holds something else is an error that says what was `expected`.
 pub fn read_json<T: DeserializeOwned>(path: &Path, expected: &str) -> Result<T> {
     serde_json::from_str(&read_text(path)?).map_err(|e| Error::file(path, format!("expected {expected}: {e}")))
+}
+
+thread_local! {
+    /// Whether a panic of this thread is expected, and nothing to be told.
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What `work` gives, or `None` if it panics, of which nothing is heard. Only for code of others that panics where it should refuse
+/// what a file holds.
+pub fn quietly<T>(work: impl FnOnce() -> T) -> Option<T> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !QUIET.get() {
+                usual(panic);
+            }
+        }));
+    });
+    let before = QUIET.replace(true);
+    // What it was at is dropped with it: nothing half done is seen again.
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    QUIET.set(before);
+    done.ok()
 }
 
 /// Writes something as JSON; an error names the file.

@@ -302,4 +302,9 @@ fn a_folder_that_holds_something_else_is_refused_with_its_name() {
     std::fs::write(&path, text.replacen('{', "{\"use_rslora\": true,", 1)).unwrap();
     let said = Adapter::open(&adapter).err().unwrap().to_string();
     assert!(said.contains("adapter_config.json") && said.contains("use_rslora"), "{said}");
+    // What peft writes itself has no key of ours.
+    let theirs = r#"{"auto_mapping": null, "peft_type": "LORA", "r": 4, "target_modules": ["q_proj"], "use_dora": false}"#;
+    std::fs::write(&path, theirs).unwrap();
+    let said = Adapter::open(&adapter).err().unwrap().to_string();
+    assert!(said.contains("adapter_config.json") && said.contains("an adapter of peft") && said.contains("armt convert"), "{said}");
 }

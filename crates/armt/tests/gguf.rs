@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use armt::checkpoint;
 use armt::engine::Device;
+use armt::generate::{Options, generate};
 use armt::memory::{Associative, MemoryConfig};
 use armt::model::Model;
 use armt::schedule::ScheduleKind;
@@ -169,4 +170,9 @@ fn smollm2_finds_a_text_as_probable_as_transformers_does() {
     let perplexity = (nll.sum::<f64>() / (ids.len() - 1) as f64).exp();
     assert_eq!(ids.len(), SMOLLM2_TOKENS);
     assert!((perplexity / SMOLLM2_PERPLEXITY - 1.0).abs() < 0.01, "{perplexity}");
+    // What `transformers` goes on with, too.
+    let prompt = Batch { ids: tokenizer.encode("The capital of France is").unwrap(), texts: 1, mask: None };
+    let options = Options { max_new_tokens: 6, ..Options::default() };
+    let said = generate(&model, &prompt, &model.empty(1).unwrap(), &options, &mut |_| ()).unwrap();
+    assert_eq!(tokenizer.decode(&said.tokens[0]).unwrap(), " Paris.\n\nThe answer");
 }

@@ -105,7 +105,14 @@ impl Adapter {
             let found = if folder.is_dir() { "this folder has no adapter_config.json" } else { "there is no such folder" };
             return Err(Error::file(folder, format!("expected an adapter, as `armt train` writes it, but {found}")));
         }
-        let file: AdapterFile = read_json(&path, "an adapter's settings, as `armt train` writes them")?;
+        let expected = "an adapter's settings, as `armt train` writes them";
+        let keys: serde_json::Value = read_json(&path, expected)?;
+        if keys.get("peft_type").is_some() && keys.get("armt").is_none() {
+            let way =
+                "merge it in Python (merge_and_unload, then save_pretrained) and give that folder a memory with `armt convert`";
+            return Err(Error::file(&path, format!("expected {expected}, got an adapter of peft, which has no memory: {way}")));
+        }
+        let file: AdapterFile = read_json(&path, expected)?;
         if file.armt.format != FORMAT || file.peft_type != "LORA" {
             let found = format!("{} of {}", file.peft_type, file.armt.format);
             return Err(Error::file(&path, format!("expected LORA of {FORMAT}, got {found}")));

@@ -6,8 +6,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use super::stream::{Piece, TokenStream};
-use super::tokenizer::{OpenText, quietly};
+use super::tokenizer::OpenText;
 use crate::error::{Error, Result};
+use crate::files::quietly;
 
 /// Pieces that wait at most: enough to smooth out a slow disk, few enough to stay small in memory.
 const WAITING: usize = 4;

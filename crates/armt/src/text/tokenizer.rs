@@ -3,10 +3,8 @@
 //! A text is turned into tokens as it stands: no special token is put before or after it, nothing is cut off and nothing is padded,
 //! whatever the file's settings for training were. Who reads a text from its start puts [`Tokenizer::begin_of_text`] before it. Where a `vocabulary.json` lies beside it, tokens are numbered by that.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Once;
 
 use serde_json::Value;
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
@@ -16,7 +14,7 @@ use tokenizers::{AddedToken, DecodeStream};
 use super::border::Borders;
 use super::vocabulary::{FILE as VOCABULARY, Vocabulary};
 use crate::error::{Error, Result};
-use crate::files::write_beside;
+use crate::files::{quietly, write_beside};
 
 /// What many tokenizers end a text with.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
@@ -350,29 +348,6 @@ fn as_json(tokenizer: &tokenizers::Tokenizer) -> Result<Value> {
 /// One more than the largest token.
 fn tokens_of(inner: &tokenizers::Tokenizer) -> usize {
     inner.get_vocab(true).values().max().map_or(0, |id| *id as usize + 1)
-}
-
-thread_local! {
-    /// Whether a panic of this thread is expected, and nothing to be told.
-    static QUIET: Cell<bool> = const { Cell::new(false) };
-}
-
-/// What `work` gives, or `None` if it panics, of which nothing is heard. Only for code of others that panics where it should refuse.
-pub(super) fn quietly<T>(work: impl FnOnce() -> T) -> Option<T> {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        let usual = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |panic| {
-            if !QUIET.get() {
-                usual(panic);
-            }
-        }));
-    });
-    let before = QUIET.replace(true);
-    // What it was at is dropped with it: nothing half done is seen again.
-    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-    QUIET.set(before);
-    done.ok()
 }
 
 /// What a tokenizer gives, or that it refused: by an error or, where its file is not as it should be, by a panic.
