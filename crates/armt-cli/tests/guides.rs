@@ -78,34 +78,38 @@ fn timeless(line: &str) -> String {
     shown.join(" ").trim_end().to_string()
 }
 
+/// Runs the commands that a document shows, in a folder of its own. Gives how many there are.
+#[cfg(unix)]
+fn run_shown(document: &Path) -> usize {
+    let program = Path::new(env!("CARGO_BIN_EXE_armt")).parent().unwrap();
+    let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
+    let blocks = blocks(&read(document));
+    let shown: Vec<_> = blocks.iter().filter(|(mark, _)| mark == "console").flat_map(|(_, lines)| commands(lines)).collect();
+    let place = tempfile::tempdir().unwrap();
+    for folder in ["data", "models", "recipes", "results"] {
+        std::os::unix::fs::symlink(root().join(folder), place.path().join(folder)).unwrap();
+    }
+    for (command, expected) in &shown {
+        let output = Command::new("sh").args(["-c", command]).current_dir(place.path()).env("PATH", &path).output().unwrap();
+        let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{}: {command}: {errors}", document.display());
+        if !expected.is_empty() {
+            let (said, expected): (Vec<String>, Vec<String>) =
+                (said.lines().map(timeless).collect(), expected.iter().map(|l| timeless(l)).collect());
+            assert_eq!(said, expected, "{}: {command}", document.display());
+        }
+    }
+    shown.len()
+}
+
 #[cfg(unix)]
 #[test]
 fn commands_of_the_guides_print_what_they_say() {
-    let program = Path::new(env!("CARGO_BIN_EXE_armt")).parent().unwrap();
-    let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
-    let mut run = 0;
-    for document in documents() {
-        let blocks = blocks(&read(&document));
-        let shown: Vec<_> = blocks.iter().filter(|(mark, _)| mark == "console").flat_map(|(_, lines)| commands(lines)).collect();
-        if shown.is_empty() {
-            continue;
-        }
-        let place = tempfile::tempdir().unwrap();
-        for folder in ["data", "models", "recipes", "results"] {
-            std::os::unix::fs::symlink(root().join(folder), place.path().join(folder)).unwrap();
-        }
-        for (command, expected) in shown {
-            let output = Command::new("sh").args(["-c", &command]).current_dir(place.path()).env("PATH", &path).output().unwrap();
-            let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-            assert!(output.status.success(), "{}: {command}: {errors}", document.display());
-            if !expected.is_empty() {
-                let (said, expected): (Vec<String>, Vec<String>) =
-                    (said.lines().map(timeless).collect(), expected.iter().map(|l| timeless(l)).collect());
-                assert_eq!(said, expected, "{}: {command}", document.display());
-            }
-            run += 1;
-        }
-    }
+    let documents = documents();
+    let run: usize = std::thread::scope(|scope| {
+        let running: Vec<_> = documents.iter().map(|document| scope.spawn(|| run_shown(document))).collect();
+        running.into_iter().map(|run| run.join().unwrap()).sum()
+    });
     assert!(run >= 8, "only {run} commands were found");
 }
 
