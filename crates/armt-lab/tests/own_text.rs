@@ -397,7 +397,8 @@ fn contexts_are_hidden_whole_among_other_text_at_several_lengths() {
     let from = shipped("books/train").display().to_string();
     let changes = [format!("task.distract.from={from}"), "task.distract.lengths=[\"0k\", \"40\"]".into()];
     let recipe = qa_recipe(folder.path(), ROWS, &changes);
-    let batches: Vec<_> = (0..20).map(|seed| task(&recipe).batch(&mut armt::random::Random::new(seed)).unwrap()).collect();
+    let task = task(&recipe);
+    let batches: Vec<_> = (0..20).map(|seed| task.batch(&mut armt::random::Random::new(seed)).unwrap()).collect();
     let lengths: std::collections::BTreeSet<usize> = batches.iter().map(|b| b.batch.tokens()).collect();
     assert!(lengths.len() > 1, "{lengths:?}");
     // What is around a context is background; alone it has none.

@@ -251,7 +251,7 @@ pub fn norm_error(got: &[f32], want: &[f32]) -> f64 {
 /// Elements of an input whose derivative is taken, of a case that has so many elements in all: larger inputs are sampled, and those of large
 /// cases, where a plain loop takes long, less.
 fn sampled(elements: usize) -> usize {
-    ((1 << 19) / elements.max(1)).clamp(4, 40)
+    ((1 << 18) / elements.max(1)).clamp(4, 40)
 }
 
 /// Forward against the loop, backward against central differences of the loop. Returns what is wrong.
