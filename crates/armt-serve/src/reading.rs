@@ -26,7 +26,7 @@ const GROUP_ON_GPU: u64 = 16;
 
 /// How far a text is.
 #[derive(Clone, Debug, Default)]
-pub struct Progress {
+pub struct TextProgress {
     /// Tokens that the memory has read.
     pub tokens: u64,
     /// Bytes of text that it has taken.
@@ -47,7 +47,7 @@ struct Text {
     inbox: Mutex<Inbox>,
     /// Some of the inbox was taken.
     taken: Notify,
-    progress: watch::Sender<Progress>,
+    progress: watch::Sender<TextProgress>,
 }
 
 #[derive(Default)]
@@ -111,7 +111,7 @@ impl Sending {
     }
 
     /// How far it is, from now on.
-    pub fn progress(&self) -> watch::Receiver<Progress> {
+    pub fn progress(&self) -> watch::Receiver<TextProgress> {
         self.text.progress.subscribe()
     }
 }
@@ -160,7 +160,7 @@ impl Readings {
             return Err(Refusal::unavailable("the server is about to end"));
         }
         let Now { session, text_bytes, .. } = memory.now();
-        let progress = Progress { tokens: session.tokens_read()?, text_bytes, ..Progress::default() };
+        let progress = TextProgress { tokens: session.tokens_read()?, text_bytes, ..TextProgress::default() };
         let progress = watch::Sender::new(progress);
         let reserved = Mutex::new(Some(reserved));
         let text = Arc::new(Text { memory: memory.clone(), reserved, inbox: Mutex::default(), taken: Notify::new(), progress });
@@ -271,7 +271,7 @@ impl Readings {
             keeper.keep(memory);
         }
         text.progress.send_modify(|progress| {
-            *progress = Progress { tokens, text_bytes, change: Some(change), done: false, failed: None };
+            *progress = TextProgress { tokens, text_bytes, change: Some(change), done: false, failed: None };
         });
         Ok(())
     }

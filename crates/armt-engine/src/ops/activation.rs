@@ -9,7 +9,7 @@ use crate::tape::{Backward, Grads, record};
 use crate::tensor::{DType, Tensor};
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum Curve {
     Relu,
     Sigmoid,
     Silu,
@@ -17,44 +17,44 @@ enum Kind {
     GeluErf,
 }
 
-impl Kind {
+impl Curve {
     fn op(self) -> &'static str {
         match self {
-            Kind::Relu => "relu",
-            Kind::Sigmoid => "sigmoid",
-            Kind::Silu => "silu",
-            Kind::Gelu => "gelu",
-            Kind::GeluErf => "gelu_erf",
+            Curve::Relu => "relu",
+            Curve::Sigmoid => "sigmoid",
+            Curve::Silu => "silu",
+            Curve::Gelu => "gelu",
+            Curve::GeluErf => "gelu_erf",
         }
     }
 }
 
 /// max(x, 0).
 pub fn relu(x: &Tensor) -> Result<Tensor> {
-    unary(Kind::Relu, x)
+    unary(Curve::Relu, x)
 }
 
 /// 1 / (1 + e^-x).
 pub fn sigmoid(x: &Tensor) -> Result<Tensor> {
-    unary(Kind::Sigmoid, x)
+    unary(Curve::Sigmoid, x)
 }
 
 /// x sigmoid(x).
 pub fn silu(x: &Tensor) -> Result<Tensor> {
-    unary(Kind::Silu, x)
+    unary(Curve::Silu, x)
 }
 
 /// GELU in its tanh form (GPT-2).
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
-    unary(Kind::Gelu, x)
+    unary(Curve::Gelu, x)
 }
 
 /// GELU in its exact form (GPT-NeoX).
 pub fn gelu_erf(x: &Tensor) -> Result<Tensor> {
-    unary(Kind::GeluErf, x)
+    unary(Curve::GeluErf, x)
 }
 
-fn unary(kind: Kind, x: &Tensor) -> Result<Tensor> {
+fn unary(kind: Curve, x: &Tensor) -> Result<Tensor> {
     let op = kind.op();
     x.expect_float(op, "the operand")?;
     if via_f32(x) {
@@ -65,17 +65,17 @@ fn unary(kind: Kind, x: &Tensor) -> Result<Tensor> {
     Ok(record(&[x], y, || Unary { kind, x: x.detach() }))
 }
 
-fn unary_into(kind: Kind, x: &Tensor, y: &Tensor) -> Result<()> {
+fn unary_into(kind: Curve, x: &Tensor, y: &Tensor) -> Result<()> {
     let op = kind.op();
     match cuda_of(x) {
         None => {
             let (x, y) = (x.read::<f32>(op)?, &mut y.write::<f32>(op)?);
             match kind {
-                Kind::Relu => elementwise::map(&x, y, |x: f32| x.max(0.0)),
-                Kind::Sigmoid => elementwise::map(&x, y, math::sigmoid),
-                Kind::Silu => elementwise::map(&x, y, |x| x * math::sigmoid(x)),
-                Kind::Gelu => elementwise::map(&x, y, math::gelu),
-                Kind::GeluErf => elementwise::map(&x, y, math::gelu_erf),
+                Curve::Relu => elementwise::map(&x, y, |x: f32| x.max(0.0)),
+                Curve::Sigmoid => elementwise::map(&x, y, math::sigmoid),
+                Curve::Silu => elementwise::map(&x, y, |x| x * math::sigmoid(x)),
+                Curve::Gelu => elementwise::map(&x, y, math::gelu),
+                Curve::GeluErf => elementwise::map(&x, y, math::gelu_erf),
             }
         }
         Some(cuda) => {
@@ -87,21 +87,21 @@ fn unary_into(kind: Kind, x: &Tensor, y: &Tensor) -> Result<()> {
 }
 
 /// dy times the derivative at x.
-fn unary_backward(kind: Kind, x: &Tensor, dy: &Tensor) -> Result<Tensor> {
+fn unary_backward(kind: Curve, x: &Tensor, dy: &Tensor) -> Result<Tensor> {
     let op = kind.op();
     let dx = Tensor::uninit(x.shape(), x.dtype(), x.device())?;
     match cuda_of(x) {
         None => {
             let (x, dy, dx) = (x.read::<f32>(op)?, dy.read::<f32>(op)?, &mut dx.write::<f32>(op)?);
             match kind {
-                Kind::Relu => elementwise::zip(&x, &dy, dx, |x, dy| if x > 0.0 { dy } else { 0.0 }),
-                Kind::Sigmoid => elementwise::zip(&x, &dy, dx, |x, dy| {
+                Curve::Relu => elementwise::zip(&x, &dy, dx, |x, dy| if x > 0.0 { dy } else { 0.0 }),
+                Curve::Sigmoid => elementwise::zip(&x, &dy, dx, |x, dy| {
                     let s = math::sigmoid(x);
                     dy * s * (1.0 - s)
                 }),
-                Kind::Silu => elementwise::zip(&x, &dy, dx, |x, dy| dy * math::silu_slope(x)),
-                Kind::Gelu => elementwise::zip(&x, &dy, dx, |x, dy| dy * math::gelu_slope(x)),
-                Kind::GeluErf => elementwise::zip(&x, &dy, dx, |x, dy| dy * math::gelu_erf_slope(x)),
+                Curve::Silu => elementwise::zip(&x, &dy, dx, |x, dy| dy * math::silu_slope(x)),
+                Curve::Gelu => elementwise::zip(&x, &dy, dx, |x, dy| dy * math::gelu_slope(x)),
+                Curve::GeluErf => elementwise::zip(&x, &dy, dx, |x, dy| dy * math::gelu_erf_slope(x)),
             }
         }
         Some(cuda) => {
@@ -115,12 +115,12 @@ fn unary_backward(kind: Kind, x: &Tensor, dy: &Tensor) -> Result<Tensor> {
 
 /// GELU (tanh form) into an existing tensor, for the linear layer.
 pub(crate) fn gelu_into(x: &Tensor, y: &Tensor) -> Result<()> {
-    unary_into(Kind::Gelu, x, y)
+    unary_into(Curve::Gelu, x, y)
 }
 
 /// dy times GELU's derivative at x, for the linear layer.
 pub(crate) fn gelu_backward(x: &Tensor, dy: &Tensor) -> Result<Tensor> {
-    unary_backward(Kind::Gelu, x, dy)
+    unary_backward(Curve::Gelu, x, dy)
 }
 
 /// dy times GELU's derivative at x, and in `dbias`, f32 `[outer, inner]`, (dbias +) its sum over the rows of `sizes` [outer, middle, inner], in
@@ -144,7 +144,7 @@ pub(crate) fn gelu_bias_backward(x: &Tensor, dy: &Tensor, sizes: [usize; 3], dbi
 }
 
 struct Unary {
-    kind: Kind,
+    kind: Curve,
     x: Tensor,
 }
 

@@ -10,18 +10,18 @@ use crate::tape::{Backward, Grads, record};
 use crate::tensor::{DType, Tensor};
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum Arithmetic {
     Add,
     Sub,
     Mul,
 }
 
-impl Kind {
+impl Arithmetic {
     fn op(self) -> &'static str {
         match self {
-            Kind::Add => "add",
-            Kind::Sub => "sub",
-            Kind::Mul => "mul",
+            Arithmetic::Add => "add",
+            Arithmetic::Sub => "sub",
+            Arithmetic::Mul => "mul",
         }
     }
 }
@@ -43,17 +43,17 @@ impl Spread {
 
 /// a + b.
 pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    binary(Kind::Add, a, b)
+    binary(Arithmetic::Add, a, b)
 }
 
 /// a - b.
 pub fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    binary(Kind::Sub, a, b)
+    binary(Arithmetic::Sub, a, b)
 }
 
 /// a * b, element by element.
 pub fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    binary(Kind::Mul, a, b)
+    binary(Arithmetic::Mul, a, b)
 }
 
 /// How `b` spreads over `a`, or an error if it does not.
@@ -100,7 +100,7 @@ fn spread(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Spread> {
     Ok(s)
 }
 
-fn binary(kind: Kind, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+fn binary(kind: Arithmetic, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let op = kind.op();
     a.expect_float(op, "the first operand")?;
     b.expect_dtype(op, "the second operand", a.dtype())?;
@@ -113,19 +113,19 @@ fn binary(kind: Kind, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     Ok(record(&[a, b], y, || Binary { kind, a: a.detach(), b: b.detach(), spread: s }))
 }
 
-fn apply(kind: Kind, a: &Tensor, b: &Tensor, s: Spread) -> Result<Tensor> {
+fn apply(kind: Arithmetic, a: &Tensor, b: &Tensor, s: Spread) -> Result<Tensor> {
     let op = kind.op();
     let y = Tensor::uninit(a.shape(), a.dtype(), a.device())?;
     match cuda_of(a) {
         None => {
             let (x, z, y) = (a.read::<f32>(op)?, b.read::<f32>(op)?, &mut y.write::<f32>(op)?);
             match (kind, s.is_same()) {
-                (Kind::Add, true) => elementwise::zip(&x, &z, y, |a, b| a + b),
-                (Kind::Sub, true) => elementwise::zip(&x, &z, y, |a, b| a - b),
-                (Kind::Mul, true) => elementwise::zip(&x, &z, y, |a, b| a * b),
-                (Kind::Add, false) => elementwise::zip_spread(&x, &z, y, s, |a, b| a + b),
-                (Kind::Sub, false) => elementwise::zip_spread(&x, &z, y, s, |a, b| a - b),
-                (Kind::Mul, false) => elementwise::zip_spread(&x, &z, y, s, |a, b| a * b),
+                (Arithmetic::Add, true) => elementwise::zip(&x, &z, y, |a, b| a + b),
+                (Arithmetic::Sub, true) => elementwise::zip(&x, &z, y, |a, b| a - b),
+                (Arithmetic::Mul, true) => elementwise::zip(&x, &z, y, |a, b| a * b),
+                (Arithmetic::Add, false) => elementwise::zip_spread(&x, &z, y, s, |a, b| a + b),
+                (Arithmetic::Sub, false) => elementwise::zip_spread(&x, &z, y, s, |a, b| a - b),
+                (Arithmetic::Mul, false) => elementwise::zip_spread(&x, &z, y, s, |a, b| a * b),
             }
         }
         Some(cuda) => {
@@ -141,7 +141,7 @@ fn apply(kind: Kind, a: &Tensor, b: &Tensor, s: Spread) -> Result<Tensor> {
 }
 
 struct Binary {
-    kind: Kind,
+    kind: Arithmetic,
     a: Tensor,
     b: Tensor,
     spread: Spread,
@@ -152,17 +152,17 @@ impl Backward for Binary {
         let dy = grads.output(0)?;
         if grads.wants(1) {
             let full = match self.kind {
-                Kind::Add => dy.clone(),
-                Kind::Sub => scaled(&dy, -1.0)?,
-                Kind::Mul => apply(Kind::Mul, &dy, &self.a, spread("mul", &dy, &self.a)?)?,
+                Arithmetic::Add => dy.clone(),
+                Arithmetic::Sub => scaled(&dy, -1.0)?,
+                Arithmetic::Mul => apply(Arithmetic::Mul, &dy, &self.a, spread("mul", &dy, &self.a)?)?,
             };
             let db = if self.spread.is_same() { full } else { gather(&full, self.spread, &self.b)? };
             grads.give(1, db.view(self.b.shape()))?;
         }
         if grads.wants(0) {
             let da = match self.kind {
-                Kind::Add | Kind::Sub => dy,
-                Kind::Mul => apply(Kind::Mul, &dy, &self.b, self.spread)?,
+                Arithmetic::Add | Arithmetic::Sub => dy,
+                Arithmetic::Mul => apply(Arithmetic::Mul, &dy, &self.b, self.spread)?,
             };
             grads.give(0, da)?;
         }

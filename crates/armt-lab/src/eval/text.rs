@@ -78,7 +78,7 @@ pub struct Segment {
     pub bytes: u64,
     /// Their mean loss.
     pub loss: f64,
-    /// The same with the memory emptied before the segment.
+    /// Their mean loss with the memory emptied before the segment.
     pub emptied: f64,
 }
 
@@ -185,7 +185,7 @@ impl Sums {
         Ok(())
     }
 
-    /// The same segments side by side, each from an empty memory.
+    /// The loss of segments from an empty memory each, computed side by side.
     fn emptied(&mut self, model: &Model, from: usize, ids: &[i32], next: &[i32]) -> Result<()> {
         let size = model.config().segment_size;
         let whole = ids.len() / size * size;
@@ -261,7 +261,7 @@ pub struct Range {
     pub tokens: u64,
     /// Their mean loss.
     pub loss: f64,
-    /// The same with the memory emptied before each segment.
+    /// Their mean loss with the memory emptied before each segment.
     pub emptied: f64,
 }
 

@@ -457,7 +457,7 @@ impl Recipe {
         };
         let Some(memory) = &self.memory else { return Err(Error::config("memory", "a section [memory]", "none")) };
         let FreshModel { layers, width, heads, inner, tied, init, .. } = *m;
-        let shape = families::Shape { vocab: vocabulary, end, layers, width, heads, inner, tied, init };
+        let shape = families::FreshShape { vocab: vocabulary, end, layers, width, heads, inner, tied, init };
         let backbone = Family::named(NEOX)?.describe(&shape);
         Ok(Config::new(backbone, memory.clone(), 1))
     }

@@ -12,13 +12,13 @@ use armt::Result;
 use armt::backbone::Architecture;
 use armt::backbone::block::last_rows;
 use armt::engine::{Param, Tape, Tensor, ops};
-use armt::memory::{Kind, Memory, Settings, Step};
+use armt::memory::{Memory, MemoryKind, Settings, Step};
 use armt::state::{Begins, Extent, LayerState, PartLayout, StateLayout};
 use armt::weights::{EntryList, Fill, Layout, Maker};
 use serde_json::{Map, Value};
 
 /// The line of the registry: `armt::memory::register(echo::KIND)`.
-pub const KIND: Kind = Kind { name: "echo", settings: |_| Ok(Arc::new(Echo)) };
+pub const KIND: MemoryKind = MemoryKind { name: "echo", settings: |_| Ok(Arc::new(Echo)) };
 
 /// It has no numbers of its own.
 #[derive(Debug)]

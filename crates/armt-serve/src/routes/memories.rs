@@ -19,7 +19,7 @@ use crate::app::App;
 use crate::asking::Question;
 use crate::keys::Client;
 use crate::memory::{Memory, Now};
-use crate::reading::Progress;
+use crate::reading::TextProgress;
 use crate::refusal::{Refusal, Reply};
 
 /// Bytes that the file of a memory may have beside the memory's own: its names, and what is open of the text.
@@ -179,7 +179,7 @@ pub async fn text(
     Ok(events(received(said)))
 }
 
-fn told(progress: &Progress, before: u64, start: Instant) -> Value {
+fn told(progress: &TextProgress, before: u64, start: Instant) -> Value {
     let (tokens, seconds) = (progress.tokens - before, start.elapsed().as_secs_f64());
     json!({
         "tokens": tokens,

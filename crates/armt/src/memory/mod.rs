@@ -36,7 +36,7 @@ use crate::weights::EntryList;
 
 /// A kind of memory by its name in `config.json`.
 #[derive(Clone, Copy)]
-pub struct Kind {
+pub struct MemoryKind {
     /// `memory.kind`.
     pub name: &'static str,
     /// Reads the other keys. Unknown ones are an error.
@@ -44,12 +44,12 @@ pub struct Kind {
 }
 
 /// The kinds that come with the library.
-pub const KINDS: [Kind; 5] = [associative::KIND, rmt::KIND, prmt::KIND, rmt_r::KIND, window::KIND];
+pub const KINDS: [MemoryKind; 5] = [associative::KIND, rmt::KIND, prmt::KIND, rmt_r::KIND, window::KIND];
 
-static REGISTERED: RwLock<Vec<Kind>> = RwLock::new(Vec::new());
+static REGISTERED: RwLock<Vec<MemoryKind>> = RwLock::new(Vec::new());
 
 /// Adds a kind of memory to those that configurations may name. A name that is taken is an error.
-pub fn register(kind: Kind) -> Result<()> {
+pub fn register(kind: MemoryKind) -> Result<()> {
     let mut registered = REGISTERED.write().unwrap_or_else(PoisonError::into_inner);
     if KINDS.iter().chain(registered.iter()).any(|k| k.name == kind.name) {
         return Err(Error::config("memory.kind", "a name that is not taken", kind.name));
@@ -59,7 +59,7 @@ pub fn register(kind: Kind) -> Result<()> {
 }
 
 /// The kind of a name. One that is not known is an error that names those that are.
-fn kind(name: &str) -> Result<Kind> {
+fn kind(name: &str) -> Result<MemoryKind> {
     let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
     let mut all = KINDS.iter().chain(registered.iter());
     let found = all.clone().find(|k| k.name == name).copied();

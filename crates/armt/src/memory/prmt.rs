@@ -11,14 +11,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::config::{expect_tokens, keys_of, read};
-use super::{Kind, Memory, Settings, Step};
+use super::{Memory, MemoryKind, Settings, Step};
 use crate::backbone::block::last_rows;
 use crate::backbone::{Architecture, Around};
 use crate::error::Result;
 use crate::state::{Begins, Extent, LayerState, PartLayout, PartType, State, StateLayout};
 use crate::weights::{EntryList, Fill, Layout, Maker};
 
-pub(super) const KIND: Kind = Kind { name: "prmt", settings: read::<Prmt> };
+pub(super) const KIND: MemoryKind = MemoryKind { name: "prmt", settings: read::<Prmt> };
 
 /// PRMT's numbers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::config::{expect_tokens, keys_of, read};
-use super::{Kind, Memory, Settings, Step};
+use super::{Memory, MemoryKind, Settings, Step};
 use crate::backbone::{Architecture, Around, Backbone};
 use crate::error::Result;
 use crate::state::{Begins, Extent, LayerState, PartLayout, PartType, State, StateLayout};
 use crate::weights::Maker;
 
-pub(super) const KIND: Kind = Kind { name: "rmt", settings: read::<Rmt> };
+pub(super) const KIND: MemoryKind = MemoryKind { name: "rmt", settings: read::<Rmt> };
 
 /// RMT's numbers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

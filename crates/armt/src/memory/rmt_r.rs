@@ -22,14 +22,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::config::{expect_tokens, keys_of, read};
-use super::{Kind, Memory, Settings, Step};
+use super::{Memory, MemoryKind, Settings, Step};
 use crate::backbone::architecture::Mlp;
 use crate::backbone::{Architecture, Around, Backbone};
 use crate::error::Result;
 use crate::state::{Begins, Extent, LayerState, PartLayout, PartType, State, StateLayout};
 use crate::weights::{EntryList, Fill, Maker};
 
-pub(super) const KIND: Kind = Kind { name: "rmt_r", settings: read::<RmtR> };
+pub(super) const KIND: MemoryKind = MemoryKind { name: "rmt_r", settings: read::<RmtR> };
 
 /// Added to the variance in this memory's norms.
 const EPS: f32 = 1e-5;

@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::config::{keys_of, read};
-use super::{Kind, Memory, Settings, Step};
+use super::{Memory, MemoryKind, Settings, Step};
 use crate::backbone::{Architecture, Attend, Blocks, Cache, Padding};
 use crate::compute::Compute;
 use crate::error::Result;
 use crate::state::{Begins, Extent, LayerState, PartLayout, PartType, State, StateLayout};
 use crate::weights::Maker;
 
-pub(super) const KIND: Kind = Kind { name: "none", settings: read::<Window> };
+pub(super) const KIND: MemoryKind = MemoryKind { name: "none", settings: read::<Window> };
 
 /// What a transformer without memory sees beyond a segment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

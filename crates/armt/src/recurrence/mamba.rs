@@ -21,7 +21,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    FreshTokens, Inputs, Kind, OpenSegment, Recurrent, Sizes, StepContext, TokenByToken, begin_layers, expect_no_memory, lean,
+    FreshTokens, Inputs, OpenSegment, RecurrenceKind, Recurrent, Sizes, StepContext, TokenByToken, begin_layers, expect_no_memory,
+    lean,
 };
 use crate::backbone::families::fields::Fields;
 use crate::compute::Compute;
@@ -30,11 +31,12 @@ use crate::error::{Error, Result};
 use crate::state::{Begins, Count, Extent, LayerState, PartLayout, State, StateLayout};
 use crate::weights::{Entry, EntryList, Fill, Found, Layout, Maker};
 
-pub(super) const KIND: Kind = Kind { model_type: "mamba", check: |config| shape_of(config).map(|_| ()), build, describe };
+pub(super) const KIND: RecurrenceKind =
+    RecurrenceKind { model_type: "mamba", check: |config| shape_of(config).map(|_| ()), build, describe };
 
 /// What the computation needs of a configuration.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct MambaSizes {
     vocab: usize,
     layers: usize,
     /// d.
@@ -67,7 +69,7 @@ struct Step {
     scale: f64,
 }
 
-fn shape_of(config: &Config) -> Result<Shape> {
+fn shape_of(config: &Config) -> Result<MambaSizes> {
     expect_no_memory(config, "Mamba")?;
     let c = Fields(&config.backbone);
     let act = c.text_or("hidden_act", "silu")?;
@@ -86,7 +88,7 @@ fn shape_of(config: &Config) -> Result<Shape> {
     }
     let expand = c.size_or("expand", 2)?;
     let inner = c.size_or("intermediate_size", expand.saturating_mul(width))?;
-    let shape = Shape {
+    let shape = MambaSizes {
         vocab: c.size("vocab_size")?,
         layers: c.size("num_hidden_layers")?,
         width,
@@ -162,7 +164,7 @@ struct Layers {
     d: Param,                   // [L, E]
     output: Param,              // W_out [L, E, d]
     output_bias: Option<Param>, // [L, d]
-    shape: Shape,
+    shape: MambaSizes,
 }
 
 struct Mamba {
@@ -175,7 +177,7 @@ struct Mamba {
 
 fn build(config: &Config, make: &mut Maker) -> Result<Box<dyn Recurrent>> {
     let shape = shape_of(config)?;
-    let Shape { vocab, layers: l, width: d, inner: e, state: n, conv: k, rank, .. } = shape;
+    let MambaSizes { vocab, layers: l, width: d, inner: e, state: n, conv: k, rank, .. } = shape;
     let within = |inputs: usize| Fill::Uniform(1.0 / (inputs as f64).sqrt());
     let embed = make.param("embed", &[vocab, d], Fill::Normal(shape.init))?;
     let optional = |there: bool, make: &mut Maker, name: &str, shape: &[usize], fill: Fill| {
@@ -222,7 +224,7 @@ impl Layers {
 
     /// Some layers on x `[n, B, T, d]` with their S and the tails of their convolutions. Gives x, S and tails after.
     fn run(&self, tape: &Tape, layers: &Range<usize>, [x, s, tail]: [&Tensor; 3], seen: Option<&Tensor>) -> Result<Vec<Tensor>> {
-        let Shape { inner, state, rank, eps, .. } = self.shape;
+        let MambaSizes { inner, state, rank, eps, .. } = self.shape;
         let rows = |param: &Param| tape.param_rows(param, layers.clone());
         let some = |param: &Option<Param>| param.as_ref().map(rows).transpose();
         let h = ops::rms_norm(x, &rows(&self.norm)?, eps)?;
@@ -259,12 +261,12 @@ impl Recurrent for Mamba {
     }
 
     fn sizes(&self) -> Sizes {
-        let Shape { layers, width, vocab, .. } = self.layers.shape;
+        let MambaSizes { layers, width, vocab, .. } = self.layers.shape;
         Sizes { layers, width, vocab }
     }
 
     fn layout(&self) -> StateLayout {
-        let Shape { layers, inner, state, conv, .. } = self.layers.shape;
+        let MambaSizes { layers, inner, state, conv, .. } = self.layers.shape;
         let of = |a: usize, b: usize| vec![Extent::Size(layers), Extent::Texts, Extent::Size(a), Extent::Size(b)];
         let parts = vec![PartLayout::f32("ssm", of(inner, state)), PartLayout::f32("conv", of(conv - 1, inner))];
         StateLayout { kind: KIND.model_type, parts, begins: Begins::Zero }
@@ -316,7 +318,7 @@ impl Recurrent for Mamba {
 
     fn entries(&self) -> Vec<Entry<'_>> {
         let w = self.layers.as_ref();
-        let Shape { layers, width: d, inner: e, state: n, conv: k, rank, .. } = w.shape;
+        let MambaSizes { layers, width: d, inner: e, state: n, conv: k, rank, .. } = w.shape;
         let mut list = EntryList::new(layers);
         list.whole("backbone.embeddings.weight".into(), &self.embed);
         for l in 0..layers {

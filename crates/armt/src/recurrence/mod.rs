@@ -198,7 +198,7 @@ pub trait Recurrent: Send + Sync {
 pub type Build = fn(&Config, &mut Maker) -> Result<Box<dyn Recurrent>>;
 
 /// A recurrence of this library that is no transformer.
-struct Kind {
+struct RecurrenceKind {
     /// `model_type` of its `config.json`.
     model_type: &'static str,
     /// Refuses a configuration, without making anything.
@@ -208,7 +208,7 @@ struct Kind {
     describe: fn(Value, FreshTokens) -> Result<Value>,
 }
 
-const KINDS: [Kind; 2] = [mamba::KIND, rwkv5::KIND];
+const KINDS: [RecurrenceKind; 2] = [mamba::KIND, rwkv5::KIND];
 
 /// Models that are taken for those of [`KINDS`] and are others.
 const RELATIVES: [(&str, &str); 5] =
@@ -225,8 +225,8 @@ pub fn register(model_type: &'static str, build: Build) -> Result<()> {
     Ok(())
 }
 
-fn kind(model_type: &str) -> Option<&'static Kind> {
-    static ALL: [Kind; KINDS.len()] = KINDS;
+fn kind(model_type: &str) -> Option<&'static RecurrenceKind> {
+    static ALL: [RecurrenceKind; KINDS.len()] = KINDS;
     ALL.iter().find(|kind| kind.model_type == model_type)
 }
 

@@ -24,7 +24,8 @@ use serde_json::{Value, json};
 
 use super::orthogonal::orthogonal;
 use super::{
-    FreshTokens, Inputs, Kind, OpenSegment, Recurrent, Sizes, StepContext, TokenByToken, begin_layers, expect_no_memory, lean,
+    FreshTokens, Inputs, OpenSegment, RecurrenceKind, Recurrent, Sizes, StepContext, TokenByToken, begin_layers, expect_no_memory,
+    lean,
 };
 use crate::backbone::families::fields::Fields;
 use crate::compute::Compute;
@@ -33,11 +34,12 @@ use crate::error::{Error, Result};
 use crate::state::{Begins, Count, Extent, LayerState, PartLayout, State, StateLayout};
 use crate::weights::{Entry, EntryList, Fill, Found, Layout, Maker};
 
-pub(super) const KIND: Kind = Kind { model_type: "rwkv5", check: |config| shape_of(config).map(|_| ()), build, describe };
+pub(super) const KIND: RecurrenceKind =
+    RecurrenceKind { model_type: "rwkv5", check: |config| shape_of(config).map(|_| ()), build, describe };
 
 /// What the computation needs of a configuration.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct Rwkv5Sizes {
     vocab: usize,
     layers: usize,
     /// C.
@@ -56,7 +58,7 @@ fn either(c: &Fields<'_>, name: &str, other: &str) -> Result<usize> {
     if c.get(name).is_none() && c.get(other).is_some() { c.size(other) } else { c.size(name) }
 }
 
-fn shape_of(config: &Config) -> Result<Shape> {
+fn shape_of(config: &Config) -> Result<Rwkv5Sizes> {
     expect_no_memory(config, "RWKV-5")?;
     let c = Fields(&config.backbone);
     for (key, own) in [("model_version", "5_2"), ("version", "5.2")] {
@@ -81,7 +83,7 @@ fn shape_of(config: &Config) -> Result<Shape> {
         return Err(Error::config("layer_norm_epsilon", "a number of at least 0", eps));
     }
     let usual = (width.saturating_mul(7) / 2 / 32 * 32).max(1);
-    Ok(Shape {
+    Ok(Rwkv5Sizes {
         vocab: c.size("vocab_size")?,
         layers: either(&c, "num_hidden_layers", "n_layer")?,
         width,
@@ -148,7 +150,7 @@ struct Layers {
     shift: Tensor,
     /// Gain and bias of the heads' norm before those of each channel: ones and zeros, `[N]`.
     plain: [Tensor; 2],
-    shape: Shape,
+    shape: Rwkv5Sizes,
 }
 
 struct Rwkv5 {
@@ -162,7 +164,7 @@ struct Rwkv5 {
 
 fn build(config: &Config, make: &mut Maker) -> Result<Box<dyn Recurrent>> {
     let shape = shape_of(config)?;
-    let Shape { vocab, layers: l, width: c, inner: f, .. } = shape;
+    let Rwkv5Sizes { vocab, layers: l, width: c, inner: f, .. } = shape;
     let embed = make.param("embed", &[vocab, c], Fill::Uniform(1e-4))?;
     let first = Norm::new(make, "first_norm", &[c])?;
     // From 0 in the first layer to 1 in the last, and from 1 towards 0.
@@ -306,12 +308,12 @@ impl Recurrent for Rwkv5 {
     }
 
     fn sizes(&self) -> Sizes {
-        let Shape { layers, width, vocab, .. } = self.layers.shape;
+        let Rwkv5Sizes { layers, width, vocab, .. } = self.layers.shape;
         Sizes { layers, width, vocab }
     }
 
     fn layout(&self) -> StateLayout {
-        let Shape { layers, width, head, .. } = self.layers.shape;
+        let Rwkv5Sizes { layers, width, head, .. } = self.layers.shape;
         let of = |sizes: &[usize]| {
             [Extent::Size(layers), Extent::Texts].into_iter().chain(sizes.iter().map(|n| Extent::Size(*n))).collect()
         };
@@ -370,7 +372,7 @@ impl Recurrent for Rwkv5 {
 
     fn entries(&self) -> Vec<Entry<'_>> {
         let w = self.layers.as_ref();
-        let Shape { layers, width: c, head: n, inner: f, .. } = w.shape;
+        let Rwkv5Sizes { layers, width: c, head: n, inner: f, .. } = w.shape;
         let mut list = EntryList::new(layers);
         list.whole("rwkv.embeddings.weight".into(), &self.embed);
         list.whole("rwkv.blocks.0.pre_ln.weight".into(), &self.first.gain);

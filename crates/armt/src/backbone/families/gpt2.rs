@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::fields::{Fields, gelu_of, heads_of};
-use super::{Family, POSITIONS, Shape, conv, norm};
+use super::{Family, FreshShape, POSITIONS, conv, norm};
 use crate::backbone::architecture::{Architecture, Norm, Positions};
 use crate::backbone::block::BlockWeights;
 use crate::error::{Error, Result};
@@ -51,7 +51,7 @@ fn architecture(r: &Fields<'_>) -> Result<Architecture> {
     })
 }
 
-fn describe(s: &Shape) -> Value {
+fn describe(s: &FreshShape) -> Value {
     json!({
         "model_type": "gpt2", "vocab_size": s.vocab, "n_embd": s.width, "n_layer": s.layers, "n_head": s.heads, "n_inner": s.inner,
         "n_positions": POSITIONS, "activation_function": "gelu_new", "tie_word_embeddings": s.tied, "initializer_range": s.init,

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::fields::{Fields, gelu_of, heads_of, rotary_of};
-use super::{Family, POSITIONS, Shape, columns, linear, norm};
+use super::{Family, FreshShape, POSITIONS, columns, linear, norm};
 use crate::backbone::architecture::{Architecture, Norm, Positions};
 use crate::backbone::block::BlockWeights;
 use crate::error::Result;
@@ -45,7 +45,7 @@ fn architecture(r: &Fields<'_>) -> Result<Architecture> {
     })
 }
 
-fn describe(s: &Shape) -> Value {
+fn describe(s: &FreshShape) -> Value {
     json!({
         "model_type": "gpt_neox", "vocab_size": s.vocab, "hidden_size": s.width, "num_hidden_layers": s.layers,
         "num_attention_heads": s.heads, "intermediate_size": s.inner, "max_position_embeddings": POSITIONS,

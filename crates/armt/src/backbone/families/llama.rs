@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::fields::{Fields, heads_of, rotary_of};
-use super::{Family, POSITIONS, Shape, columns, norm};
+use super::{Family, FreshShape, POSITIONS, columns, norm};
 use crate::backbone::architecture::{Architecture, Mlp, Norm, Positions};
 use crate::backbone::block::BlockWeights;
 use crate::error::{Error, Result};
@@ -62,12 +62,12 @@ pub(super) fn kin(r: &Fields<'_>, size: Option<usize>) -> Result<Architecture> {
     })
 }
 
-fn describe(s: &Shape) -> Value {
+fn describe(s: &FreshShape) -> Value {
     described("llama", s)
 }
 
 /// The configuration of Llama or of one of its kin.
-pub(super) fn described(model_type: &str, s: &Shape) -> Value {
+pub(super) fn described(model_type: &str, s: &FreshShape) -> Value {
     json!({
         "model_type": model_type, "vocab_size": s.vocab, "hidden_size": s.width, "num_hidden_layers": s.layers,
         "num_attention_heads": s.heads, "num_key_value_heads": s.heads, "intermediate_size": s.inner,

@@ -26,7 +26,7 @@ pub static FAMILIES: &[&Family] =
 
 /// The sizes of a backbone that is made from scratch.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shape {
+pub struct FreshShape {
     /// Tokens.
     pub vocab: usize,
     /// The token that ends a text.
@@ -61,7 +61,7 @@ pub struct Family {
     /// What its last norm is called.
     last_norm: &'static str,
     architecture: fn(&Fields<'_>) -> Result<Architecture>,
-    describe: fn(&Shape) -> Value,
+    describe: fn(&FreshShape) -> Value,
     /// Lists the tensors of layer l, whose names begin with a prefix.
     layer: for<'a> fn(&mut EntryList<'a>, &str, &'a BlockWeights, &Architecture, usize),
 }
@@ -88,7 +88,7 @@ impl Family {
     }
 
     /// The configuration, as Hugging Face has it, of a backbone made from scratch.
-    pub fn describe(&self, shape: &Shape) -> Value {
+    pub fn describe(&self, shape: &FreshShape) -> Value {
         (self.describe)(shape)
     }
 

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::fields::{Fields, sliding_window_of};
 use super::llama::{described, kin, layer};
-use super::{Family, Shape};
+use super::{Family, FreshShape};
 use crate::backbone::architecture::Architecture;
 use crate::error::Result;
 
@@ -29,6 +29,6 @@ fn architecture(r: &Fields<'_>) -> Result<Architecture> {
     Ok(Architecture { attention_bias: biased, output_bias: biased, head_norms: true, sliding_window: window, ..kin })
 }
 
-fn describe(s: &Shape) -> Value {
+fn describe(s: &FreshShape) -> Value {
     described("qwen3", s)
 }

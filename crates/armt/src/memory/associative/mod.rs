@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::config::{expect_tokens, keys_of, read};
-use super::{Kind, Memory, Settings, Step};
+use super::{Memory, MemoryKind, Settings, Step};
 use crate::backbone::block::last_rows;
 use crate::backbone::{Architecture, Around};
 use crate::backprop::Backprop;
@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::state::{Begins, Extent, LayerState, PartLayout, StateLayout};
 use crate::weights::{EntryList, Fill, Layout, Maker};
 
-pub(super) const KIND: Kind = Kind { name: "associative", settings: read::<Associative> };
+pub(super) const KIND: MemoryKind = MemoryKind { name: "associative", settings: read::<Associative> };
 
 /// The associative memory's numbers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
