@@ -328,7 +328,7 @@ impl AssociativeMemory {
         if !step.tape.is_recording() || (sparse == 0.0 && step.background.is_none()) {
             return Ok(());
         }
-        let layers = self.settings.memory_layers.as_ref().map_or(self.value.value().dims()[0], Vec::len);
+        let layers = self.settings.memory_layers.as_ref().map_or(self.value.value().dims()[0], Vec::len).max(1);
         let share = 1.0 / (layers * beta.dims()[1] * beta.dims()[2] * step.segments) as f32;
         let raw = beta.detach();
         let importance = ops::sigmoid(&raw)?;
