@@ -85,6 +85,12 @@ impl Borders {
         (start + 1..text.len().min(end + 1)).find(|at| self.is(text, *at))
     }
 
+    /// A text cut at all its borders, where that is known to give its tokens: for GPT-2's kind, if none of the added tokens is in it.
+    pub(super) fn words<'t>(&self, text: &'t str) -> Option<Words<'t>> {
+        let plain = self.rule == Rule::Classes && !self.added.iter().any(|added| text.contains(&added.text));
+        plain.then_some(Words { rest: text })
+    }
+
     fn is(&self, text: &str, at: usize) -> bool {
         if !text.is_char_boundary(at) {
             return false;
@@ -93,12 +99,7 @@ impl Borders {
         let mut after = right.chars();
         let (Some(before), Some(next)) = (left.chars().next_back(), after.next()) else { return false };
         let changes = match self.rule {
-            Rule::Classes => match (class(before), class(next)) {
-                (Class::Space, _) => false,
-                (_, Class::Space) => true,
-                (Class::Unsure, _) | (_, Class::Unsure) => false,
-                (one, other) => one != other && !(before == '\'' && other == Class::Letter),
-            },
+            Rule::Classes => changes(before, class(before), class(next)),
             Rule::Spaces => next == ' ' && !before.is_whitespace() && after.next().is_some_and(|c| !c.is_whitespace()),
         };
         changes && !self.added.iter().any(|added| added.spans(left, right))
@@ -114,6 +115,38 @@ impl Added {
             rest.starts_with(&self.text) || self.text.starts_with(rest)
         };
         begun || (self.looks_ahead && left.trim_end().ends_with(&self.text)) || (self.looks_back && after())
+    }
+}
+
+/// What lies between the borders of a text of GPT-2's kind without added tokens.
+pub(super) struct Words<'t> {
+    rest: &'t str,
+}
+
+impl<'t> Iterator for Words<'t> {
+    type Item = &'t str;
+
+    fn next(&mut self) -> Option<&'t str> {
+        let mut characters = self.rest.char_indices().map(|(at, c)| (at, c, class(c)));
+        let (_, mut before, mut one) = characters.next()?;
+        let border = characters.find_map(|(at, next, other)| {
+            let found = changes(before, one, other).then_some(at);
+            (before, one) = (next, other);
+            found
+        });
+        let (word, rest) = self.rest.split_at(border.unwrap_or(self.rest.len()));
+        self.rest = rest;
+        Some(word)
+    }
+}
+
+/// Whether the expression's match ends after a character of class `one` where one of class `other` follows.
+fn changes(before: char, one: Class, other: Class) -> bool {
+    match (one, other) {
+        (Class::Space, _) => false,
+        (_, Class::Space) => true,
+        (Class::Unsure, _) | (_, Class::Unsure) => false,
+        _ => one != other && !(before == '\'' && other == Class::Letter),
     }
 }
 
@@ -181,6 +214,13 @@ mod tests {
         let all = ends(text);
         let found: Vec<usize> = (1..text.len()).filter(|at| borders.is(text, *at)).collect();
         assert!(found.len() >= 20, "{found:?}");
+        let words: Vec<&str> = borders.words(text).unwrap().collect();
+        assert_eq!(words.concat(), text);
+        let cuts = words.iter().scan(0, |at, word| {
+            *at += word.len();
+            Some(*at)
+        });
+        assert_eq!(cuts.take(words.len() - 1).collect::<Vec<_>>(), found);
         for at in found {
             let (left, right) = text.split_at(at);
             let pieces: Vec<usize> = ends(left).into_iter().chain(ends(right).into_iter().map(|end| at + end)).collect();
@@ -195,6 +235,7 @@ mod tests {
         let text = "a <|end|> b <|e";
         let found = |looks| (1..text.len()).filter(|at| borders(looks).is(text, *at)).collect::<Vec<_>>();
         assert_eq!(found(false), [1, 9, 11]);
+        assert!(borders(false).words(text).is_none() && borders(false).words("a <|end| b").is_some());
         assert!(found(true).is_empty(), "whitespace at both sides of it is its own, and so is that before what may become one");
     }
 }

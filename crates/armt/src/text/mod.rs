@@ -7,6 +7,7 @@ mod sentences;
 mod stream;
 mod tokenizer;
 mod vocabulary;
+mod words;
 
 pub use pieces::Pieces;
 pub use prefetch::{Counts, TokenPrefetch};

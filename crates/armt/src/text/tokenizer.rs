@@ -13,6 +13,7 @@ use tokenizers::{AddedToken, DecodeStream};
 
 use super::border::Borders;
 use super::vocabulary::{FILE as VOCABULARY, Vocabulary};
+use super::words::KnownWords;
 use crate::error::{Error, Result};
 use crate::files::{quietly, write_beside};
 
@@ -25,6 +26,7 @@ pub struct Tokenizer {
     joint: Joint,
     borders: Borders,
     vocabulary: Option<Vocabulary>,
+    known: KnownWords,
 }
 
 /// More tokens than any tokenizer has. Numbers beyond it are damage, and tables by number would fill the machine.
@@ -156,7 +158,7 @@ impl Tokenizer {
         if tokens != own {
             return Err(Error::Tokenizer(format!("it is for a tokenizer of {tokens} tokens, but this one has {own}")));
         }
-        Ok(Tokenizer { vocabulary: Some(vocabulary), ..self })
+        Ok(Tokenizer { vocabulary: Some(vocabulary), known: KnownWords::default(), ..self })
     }
 
     /// GPT-2's byte-level BPE from its two files: `encoder.json` (or `vocab.json`), tokens to numbers, and `vocab.bpe` (or `merges.txt`),
@@ -197,7 +199,7 @@ impl Tokenizer {
         }
         let value = as_json(&inner)?;
         let borders = Borders::of(&value, inner.get_added_tokens_decoder().into_values());
-        let mut tokenizer = Tokenizer { inner, joint: Joint::None, borders, vocabulary: None };
+        let mut tokenizer = Tokenizer { inner, joint: Joint::None, borders, vocabulary: None, known: KnownWords::default() };
         for joint in [Joint::Drop, Joint::Keep] {
             if tokenizer.holds(joint)? {
                 tokenizer.joint = joint;
@@ -210,8 +212,8 @@ impl Tokenizer {
     fn holds(&self, joint: Joint) -> Result<bool> {
         for (left, right) in [("a", "b"), ("One,", "two"), ("it's", "1999."), ("end.", "\"So"), ("é", "ö")] {
             let second = if joint == Joint::Keep { format!(" {right}") } else { right.to_string() };
-            let pieces = [self.encode(left)?, self.encode(&second)?].concat();
-            if pieces != self.encode(&format!("{left} {right}"))? {
+            let pieces = [self.encode_whole(left)?, self.encode_whole(&second)?].concat();
+            if pieces != self.encode_whole(&format!("{left} {right}"))? {
                 return Ok(false);
             }
         }
@@ -289,6 +291,14 @@ impl Tokenizer {
 
     /// The tokens of a text. An error of the tokenizer, as for a character that it has no token for, is passed on.
     pub fn encode(&self, text: &str) -> Result<Vec<i32>> {
+        match self.borders.words(text) {
+            Some(words) => self.known.encode(words, |word| self.encode_whole(word)),
+            None => self.encode_whole(text),
+        }
+    }
+
+    /// The tokens of a text, all by the tokenizer of the file.
+    fn encode_whole(&self, text: &str) -> Result<Vec<i32>> {
         let encoding = broken_or(|| self.inner.encode_fast(text, false))?;
         let ids = encoding.get_ids().iter();
         match &self.vocabulary {
@@ -420,5 +430,55 @@ pub fn end_tokens(backbone: &Value) -> Vec<i32> {
         Some(Value::Array(list)) => list.iter().filter_map(id).collect(),
         Some(one) => id(one).into_iter().collect(),
         None => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn gpt2() -> Tokenizer {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/gpt2");
+        Tokenizer::find(&data).unwrap().unwrap()
+    }
+
+    #[test]
+    fn words_that_are_known_have_the_tokens_of_the_whole() {
+        let (tokenizer, text) = (gpt2(), std::cell::RefCell::new(String::new()));
+        let word = prop_oneof![
+            "[a-z]{1,8}",
+            " [A-Za-z]{1,8}",
+            "[ \n\t\u{a0}\u{3000}]{1,3}",
+            "[0-9.,;!?\"'-]{1,4}",
+            Just("'re".to_string()),
+            Just("<|endoftext|>".to_string()),
+            Just("<|end".to_string()),
+            any::<char>().prop_map(String::from),
+        ];
+        let mut runner = proptest::test_runner::TestRunner::deterministic();
+        let texts = proptest::collection::vec(word, 0..60).prop_map(|words| words.concat());
+        runner
+            .run(&texts, |piece| {
+                // Twice, so that its words are known the second time.
+                for _ in 0..2 {
+                    prop_assert_eq!(tokenizer.encode(&piece).unwrap(), tokenizer.encode_whole(&piece).unwrap(), "{:?}", piece);
+                }
+                *text.borrow_mut() += &piece;
+                Ok(())
+            })
+            .unwrap();
+        let text = text.into_inner();
+        assert_eq!(tokenizer.encode(&text).unwrap(), tokenizer.encode_whole(&text).unwrap());
+    }
+
+    #[test]
+    fn another_vocabulary_forgets_the_words_of_the_first() {
+        let tokenizer = gpt2();
+        let before = tokenizer.encode(" the garden").unwrap();
+        let tokens = tokenizer.all();
+        let small = tokenizer.with_vocabulary(Vocabulary::new(tokens, before.clone(), 3).unwrap()).unwrap();
+        assert_eq!(small.encode(" the garden").unwrap(), [0, 1]);
     }
 }
