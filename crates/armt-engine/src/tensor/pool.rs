@@ -16,8 +16,10 @@ use crate::cuda::driver::Context;
 use crate::error::{Error, Result};
 use crate::machine;
 
-/// Host buffers start on a cache line, which is also the widest vector.
-const HOST_ALIGN: usize = 64;
+/// Host buffers start on a cache line, which is also the widest vector; large ones on a huge page.
+fn host_align(class: usize) -> usize {
+    if class < machine::HUGE_PAGE { 64 } else { machine::HUGE_PAGE }
+}
 
 /// More bytes than any device has, few enough to be rounded up.
 const LARGEST: usize = isize::MAX as usize / 2;
@@ -85,10 +87,10 @@ fn size_class(bytes: usize) -> usize {
     bytes.max(1).div_ceil(step) * step
 }
 
-/// What a host buffer of a class is allocated as, with room to begin it at a multiple of HOST_ALIGN. No more alignment is asked for than the
+/// What a host buffer of a class is allocated as, with room to begin it where it should. No more alignment is asked for than the
 /// system's allocator gives anyway: it would write all zeros itself, where large zeroed memory costs nothing until it is used.
 fn host_layout(class: usize) -> Option<Layout> {
-    Layout::from_size_align(class.checked_add(HOST_ALIGN)?, 2 * size_of::<usize>()).ok()
+    Layout::from_size_align(class.checked_add(host_align(class))?, 2 * size_of::<usize>()).ok()
 }
 
 impl Pool {
@@ -182,12 +184,16 @@ impl Pool {
                 if start.is_null() {
                     return Err(Error::OutOfMemory { device: "cpu".into(), requested: class, free: 0, total: 0, pooled });
                 }
-                let skip = HOST_ALIGN - start as usize % HOST_ALIGN;
-                // SAFETY: `start` is aligned to two words, so that `skip` is at least two, and at most the HOST_ALIGN that the layout has beyond
+                let align = host_align(class);
+                let skip = align - start as usize % align;
+                // SAFETY: `start` is aligned to two words, so that `skip` is at least two, and at most the bytes that the layout has beyond
                 // the class: the buffer lies inside, and the word before it too.
                 unsafe {
                     let buffer = start.add(skip);
                     buffer.cast::<*mut u8>().sub(1).write(start);
+                    if align == machine::HUGE_PAGE {
+                        machine::prefer_huge_pages(buffer, class);
+                    }
                     buffer as usize
                 }
             }
@@ -284,6 +290,21 @@ mod tests {
         assert_eq!(pool.alloc(1001).unwrap().address(), address);
         assert_eq!(pool.stats().allocations, 1);
         assert_eq!(pool.stats().used_bytes, 0);
+    }
+
+    #[test]
+    fn buffers_begin_where_they_should_and_are_zero() {
+        let pool = Pool::new(Source::Host);
+        for bytes in [1, 4096, machine::HUGE_PAGE - 1, machine::HUGE_PAGE + 1, 9 << 20] {
+            let block = pool.alloc(bytes).unwrap();
+            assert!(block.address().is_multiple_of(host_align(size_class(bytes))));
+            // SAFETY: the buffer has so many bytes, and nobody else has it.
+            let all = unsafe { std::slice::from_raw_parts_mut(block.address() as *mut u8, bytes) };
+            assert!(all.iter().all(|byte| *byte == 0));
+            all.fill(1);
+        }
+        pool.trim();
+        assert_eq!(pool.stats().held_bytes, 0);
     }
 
     /// Where memory ran out while a step of a new shape ran, the buffers of the graphs of other shapes were given back, and a replay wrote to what

@@ -4,6 +4,7 @@
 //! results/<experiment>/<model>.json            what `armt eval --out` wrote; experiments are remember, rewrite and babilong
 //! results/<experiment>/<model>.seed<k>.json    the same model trained from other seeds
 //! results/babilong/<model>.qa<n>.json          the same model trained for another task
+//! results/babilong/paper.toml                  rates that the paper has
 //! ```
 //!
 //! Seeds of a model become one line: their mean, with the least and the most. A table goes between two lines of a document,
@@ -14,7 +15,8 @@ use std::path::{Path, PathBuf};
 use armt::files::{read_text, write_beside};
 
 use super::babilong;
-use super::babilong::compare::{Judged, curves, table};
+use super::babilong::cited::Cited;
+use super::babilong::compare::{Judged, NOTHING, curves, table};
 use super::plot::{Guide, Mark, Plot, Reference, Scale, Series};
 use super::retrieval::{Point, Report};
 use crate::error::{Error, Result};
@@ -22,8 +24,6 @@ use crate::tasks::retrieval::Setting;
 
 /// The line that ends a table.
 const END: &str = "<!-- end -->";
-/// Stands in a table where nothing is known.
-const NOTHING: &str = "-";
 
 /// What is told of each point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -257,8 +257,8 @@ impl Experiment {
         Ok(Some(Experiment { name, plots: vec![(plot, svg)], table: models.table() }))
     }
 
-    /// A heat map of each model, `<model>.svg`, and their means over the length, `accuracy.svg`.
-    fn babilong(results: &Path) -> Result<Option<Self>> {
+    /// A heat map of each model, `<model>.svg`, and their means over the length, `accuracy.svg`; and the paper's table with theirs, where `paper.toml` has it.
+    fn babilong(results: &Path) -> Result<Vec<Self>> {
         let folder = results.join("babilong");
         let mut reports = Vec::new();
         for file in reports_in(&folder)? {
@@ -267,7 +267,7 @@ impl Experiment {
             reports.push((of_task.map_or(name.clone(), |(model, _)| model.into()), babilong::Report::load(&file)?));
         }
         if reports.is_empty() {
-            return Ok(None);
+            return Ok(Vec::new());
         }
         let mut models =
             Judged::all(babilong::compare::Measure::default(), reports.clone()).map_err(|e| Error::file(&folder, e))?;
@@ -283,7 +283,11 @@ impl Experiment {
         let plot = folder.join("accuracy.svg");
         let svg = curves(&models).svg().map_err(|e| Error::file(&plot, e))?;
         plots.push((plot, svg));
-        Ok(Some(Experiment { name: "babilong", plots, table: table(&models) }))
+        let mut found = vec![Experiment { name: "babilong", plots, table: table(&models) }];
+        if let Some(cited) = Cited::find(&folder.join("paper.toml"))? {
+            found.push(Experiment { name: "babilong-paper", plots: Vec::new(), table: cited.table(&models) });
+        }
+        Ok(found)
     }
 }
 

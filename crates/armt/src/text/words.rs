@@ -27,28 +27,30 @@ impl KnownWords {
         words: impl Iterator<Item = &'t str>,
         tokenize: impl Fn(&str) -> Result<Vec<i32>>,
     ) -> Result<Vec<i32>> {
-        let (mut all, mut new) = (Vec::new(), Vec::new());
-        {
-            let known = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
-            for word in words {
-                if let Some(tokens) = known.get(word) {
-                    all.extend_from_slice(tokens);
-                    continue;
-                }
-                let tokens = tokenize(word)?;
-                all.extend_from_slice(&tokens);
-                if word.len() <= LONGEST {
-                    new.push((word, tokens));
-                }
+        let (mut all, mut new) = (Vec::new(), HashMap::new());
+        let mut known = None;
+        for word in words {
+            let seen = known.get_or_insert_with(|| self.tokens.read().unwrap_or_else(PoisonError::into_inner));
+            if let Some(tokens) = seen.get(word).or_else(|| new.get(word)) {
+                all.extend_from_slice(tokens);
+                continue;
+            }
+            // Other threads may write down their words meanwhile.
+            known = None;
+            let tokens: Box<[i32]> = tokenize(word)?.into();
+            all.extend_from_slice(&tokens);
+            if word.len() <= LONGEST {
+                new.insert(word, tokens);
             }
         }
+        drop(known);
         if !new.is_empty() {
             let mut known = self.tokens.write().unwrap_or_else(PoisonError::into_inner);
             // A text of ever other words begins anew rather than keep those that came first.
             if known.len() + new.len() > MOST {
                 known.clear();
             }
-            known.extend(new.into_iter().take(MOST).map(|(word, tokens)| (word.into(), tokens.into())));
+            known.extend(new.into_iter().take(MOST).map(|(word, tokens)| (word.into(), tokens)));
         }
         Ok(all)
     }
@@ -70,8 +72,8 @@ mod tests {
             };
             known.encode(words.iter().copied(), tokenize).unwrap()
         };
-        assert_eq!(encode(&["a", " bc"]), [1, 7, 3, 7]);
-        assert_eq!(encode(&[" bc", "a", " bc"]), [3, 7, 1, 7, 3, 7]);
+        assert_eq!(encode(&["a", " bc", "a"]), [1, 7, 3, 7, 1, 7]);
+        assert_eq!(encode(&[" bc", "a"]), [3, 7, 1, 7]);
         assert_eq!(asked.get(), 2);
 
         let long = "x".repeat(LONGEST + 1);

@@ -14,6 +14,9 @@ use crate::tasks::babilong::Length;
 /// What the row of all tasks is called.
 const MEAN: &str = "mean";
 
+/// Stands in a table where nothing is known.
+pub(in crate::eval) const NOTHING: &str = "-";
+
 /// What is told of each cell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Measure {
@@ -95,7 +98,12 @@ impl Judged {
         cells.next().is_none().then_some(first.samples)
     }
 
-    /// Their mean; `None` where there is none.
+    /// A cell of a table.
+    pub(super) fn rate(&self, task: Task, length: Length) -> String {
+        rate(&self.shares(task, length), self.samples(task, length))
+    }
+
+    /// The mean of the shares of a task and length; `None` where there is none.
     fn share(&self, task: Task, length: Length) -> Option<f64> {
         mean(&self.shares(task, length))
     }
@@ -183,9 +191,39 @@ pub fn curves(models: &[Judged]) -> Plot {
 /// contexts. Of several seeds the mean, with the least and the most; of one its 95 % interval, in brackets.
 pub fn table(models: &[Judged]) -> String {
     let lengths = sorted(models.iter().flat_map(Judged::cells).map(|c| c.length));
+    let label = models.first().map_or("", |m| m.measure.label());
+    let mut lines = vec![vec![format!("{label} in %, tokens"), "task".into(), "form".into()]];
+    lines[0].extend(lengths.iter().map(Length::to_string));
+    lines[0].extend(["samples".into(), "seeds".into()]);
+    lines.push(vec!["---".into(); lines[0].len()]);
+    for model in models {
+        let mut row = |task: String, of: &[&Report], rates: Vec<String>| {
+            // Whoever made a file of samples knows its form.
+            let form = |r: &&Report| r.settings.file.as_ref().map_or(r.settings.form.to_string(), |_| "of a file".into());
+            let mut forms: Vec<String> = of.iter().map(form).collect();
+            forms.dedup();
+            let samples = sorted(of.iter().flat_map(|r| &r.cells).map(|c| c.samples));
+            let ends = [samples.iter().map(usize::to_string).collect::<Vec<_>>().join(", "), of.len().to_string()];
+            lines.push([model.name.replace('|', "\\|"), task, forms.join(", ")].into_iter().chain(rates).chain(ends).collect());
+        };
+        for task in model.tasks() {
+            let of: Vec<&Report> = model.reports.iter().filter(|r| r.cells.iter().any(|c| c.task == task)).collect();
+            row(task.to_string(), &of, lengths.iter().map(|l| model.rate(task, *l)).collect());
+        }
+        if let Some(means) = model.mean_row(&lengths) {
+            // Tasks differ: their mean has no interval of this kind.
+            row(MEAN.into(), &model.reports.iter().collect::<Vec<_>>(), means.iter().map(|m| rate(m, None)).collect());
+        }
+    }
+    lines.iter().map(|cells| format!("| {} |\n", cells.join(" | "))).collect()
+}
+
+/// Shares of seeds, ascending, in per cent: their mean, with the least and the most where they differ, or of a single one with its 95 % interval where
+/// its samples are known.
+fn rate(shares: &[f64], samples: Option<usize>) -> String {
     let percent = |share: f64| format!("{:.1}", 100.0 * share);
-    let text = |(shares, samples): (Vec<f64>, Option<usize>)| match (mean(&shares), &shares[..], samples) {
-        (None, ..) => "-".into(),
+    match (mean(shares), shares, samples) {
+        (None, ..) => NOTHING.into(),
         (Some(mean), [least, .., most], _) if least < most => {
             format!("{} ({} to {})", percent(mean), percent(*least), percent(*most))
         }
@@ -194,33 +232,7 @@ pub fn table(models: &[Judged]) -> String {
             format!("{} [{}, {}]", percent(share), percent(low), percent(high))
         }
         (Some(mean), ..) => percent(mean),
-    };
-    let label = models.first().map_or("", |m| m.measure.label());
-    let mut lines = vec![vec![format!("{label} in %, tokens"), "task".into(), "form".into()]];
-    lines[0].extend(lengths.iter().map(Length::to_string));
-    lines[0].extend(["samples".into(), "seeds".into()]);
-    lines.push(vec!["---".into(); lines[0].len()]);
-    for model in models {
-        let mut row = |task: String, of: &[&Report], shares: Vec<(Vec<f64>, Option<usize>)>| {
-            // Whoever made a file of samples knows its form.
-            let form = |r: &&Report| r.settings.file.as_ref().map_or(r.settings.form.to_string(), |_| "of a file".into());
-            let mut forms: Vec<String> = of.iter().map(form).collect();
-            forms.dedup();
-            let samples = sorted(of.iter().flat_map(|r| &r.cells).map(|c| c.samples));
-            let ends = [samples.iter().map(usize::to_string).collect::<Vec<_>>().join(", "), of.len().to_string()];
-            let shares = shares.into_iter().map(text);
-            lines.push([model.name.replace('|', "\\|"), task, forms.join(", ")].into_iter().chain(shares).chain(ends).collect());
-        };
-        for task in model.tasks() {
-            let of: Vec<&Report> = model.reports.iter().filter(|r| r.cells.iter().any(|c| c.task == task)).collect();
-            row(task.to_string(), &of, lengths.iter().map(|l| (model.shares(task, *l), model.samples(task, *l))).collect());
-        }
-        if let Some(means) = model.mean_row(&lengths) {
-            // Tasks differ: their mean has no interval of this kind.
-            row(MEAN.into(), &model.reports.iter().collect::<Vec<_>>(), means.into_iter().map(|m| (m, None)).collect());
-        }
     }
-    lines.iter().map(|cells| format!("| {} |\n", cells.join(" | "))).collect()
 }
 
 /// Where a length lies on a logarithmic axis: 0k, the facts alone, half as far as the shortest other one.

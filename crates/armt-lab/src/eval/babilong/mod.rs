@@ -8,6 +8,7 @@
 //! A context is a stream and never in memory, so that 50 million tokens take no more than a thousand. Instead of all of it a model can be given what
 //! BM25 finds in it for the question, in one segment: a baseline without a memory.
 
+pub mod cited;
 pub mod compare;
 pub mod csv;
 pub mod metric;
@@ -115,9 +116,11 @@ impl<'m> Judge<'m> {
         let mut before = CellProgress::default();
         while answers.len() < samples {
             let numbers = answers.len()..samples.min(answers.len() + self.batch);
-            let drawn = numbers.map(|n| self.read_of(self.babilong.draw_as(stories, length, n as u64, facts)?));
+            let drawn = numbers.map(|n| self.babilong.draw_as(stories, length, n as u64, facts));
             let drawn = drawn.collect::<Result<Vec<_>>>()?;
-            answers.extend(self.part(stories.task(), &drawn, &mut before, each)?);
+            let tokens = tokens_of(&drawn);
+            let read = drawn.into_iter().map(|sample| self.read_of(sample)).collect::<Result<Vec<_>>>()?;
+            answers.extend(self.part(stories.task(), &read, tokens, &mut before, each)?);
         }
         Ok(answers)
     }
@@ -131,16 +134,17 @@ impl<'m> Judge<'m> {
     ) -> Result<Vec<Answered>> {
         let (mut answers, mut before) = (Vec::new(), CellProgress::default());
         for part in samples.chunks(self.batch) {
-            answers.extend(self.part(task, part, &mut before, each)?);
+            answers.extend(self.part(task, part, tokens_of(part), &mut before, each)?);
         }
         Ok(answers)
     }
 
-    /// The answers to samples that are read side by side, after those that `before` counts.
+    /// The answers to samples that are read side by side, of contexts of `tokens` together, after those that `before` counts.
     fn part(
         &mut self,
         task: Task,
         samples: &[Sample],
+        tokens: u64,
         before: &mut CellProgress,
         each: &mut dyn FnMut(CellProgress) -> ControlFlow<()>,
     ) -> Result<Vec<Answered>> {
@@ -152,7 +156,7 @@ impl<'m> Judge<'m> {
             Answered { target, output, question, exact, label }
         });
         before.samples += samples.len();
-        before.tokens += samples.iter().map(|s| s.length() as u64).sum::<u64>();
+        before.tokens += tokens;
         if each(*before).is_break() { Err(Error::Interrupted) } else { Ok(answered.collect()) }
     }
 
@@ -187,6 +191,10 @@ impl<'m> Judge<'m> {
             End::Stopped => Err(Error::Interrupted),
         }
     }
+}
+
+fn tokens_of(samples: &[Sample]) -> u64 {
+    samples.iter().map(|s| s.length() as u64).sum()
 }
 
 /// A cell's shares.
