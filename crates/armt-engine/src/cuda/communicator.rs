@@ -33,6 +33,13 @@ pub struct Membership {
     pub give_up: Box<dyn FnOnce(&str) + Send>,
 }
 
+impl Membership {
+    /// One process that has no others to wait for: to try NCCL out, and to measure what it costs.
+    pub fn alone() -> Self {
+        Membership { rank: 0, world: 1, timeout: Duration::from_secs(300), give_up: Box::new(|_| {}) }
+    }
+}
+
 /// One process' end of a communicator of NCCL.
 pub struct Communicator {
     shared: Arc<Shared>,
@@ -47,6 +54,8 @@ pub struct Communicator {
 struct Shared {
     nccl: &'static Nccl,
     comm: CommHandle,
+    /// Stays as long as threads work on the communicator.
+    context: Arc<Context>,
     watch: Mutex<Watch>,
     changed: Condvar,
 }
@@ -94,10 +103,10 @@ impl Communicator {
             context.bind()?;
             nccl.join(rank, world)
         })?;
-        let shared = Arc::new(Shared { nccl, comm, watch: Mutex::default(), changed: Condvar::new() });
-        let (watched, context) = (shared.clone(), cuda.context.clone());
-        let watcher =
-            std::thread::Builder::new().name("nccl-watch".into()).spawn(move || watch(watched, context, timeout, give_up));
+        let (context, changed) = (cuda.context.clone(), Condvar::new());
+        let shared = Arc::new(Shared { nccl, comm, context, watch: Mutex::default(), changed });
+        let (watched, named) = (shared.clone(), std::thread::Builder::new().name("nccl-watch".into()));
+        let watcher = named.spawn(move || watch(&watched, timeout, give_up));
         let watcher = watcher.map_err(|e| Error::unsupported(OP, format!("no thread could be started: {e}")))?;
         Ok(Communicator { shared, rank, world, timeout, device: device.clone(), side, watcher: Some(watcher) })
     }
@@ -205,9 +214,9 @@ impl Drop for Communicator {
 }
 
 /// Looks for what is wrong until there is nothing left to be watched.
-fn watch(shared: Arc<Shared>, context: Arc<Context>, timeout: Duration, give_up: Box<dyn FnOnce(&str) + Send>) {
+fn watch(shared: &Arc<Shared>, timeout: Duration, give_up: Box<dyn FnOnce(&str) + Send>) {
     // NCCL asks for the device of the calling thread. Without it errors are not seen and the time alone counts.
-    let _ = context.bind();
+    let _ = shared.context.bind();
     let mut state = shared.watch();
     let why = loop {
         // Of a call that failed here the communicator is aborted already.
@@ -220,19 +229,19 @@ fn watch(shared: Arc<Shared>, context: Arc<Context>, timeout: Duration, give_up:
         if state.since.is_some_and(|since| since.elapsed() > timeout) {
             break format!("another process did not come within {} s: it is gone or far behind", timeout.as_secs_f64());
         }
-        state = wait(&shared, state, PAUSE);
+        state = wait(shared, state, PAUSE);
     };
     state.failed = Some(why.clone());
     // Before the abort: a call that it frees must find the reason.
     drop(state);
-    abort(&shared);
+    abort(shared);
     let (mut state, aborted) = (shared.watch(), Instant::now());
     while state.since.is_some() {
         if aborted.elapsed() > GRACE {
             drop(state);
             return give_up(&why);
         }
-        state = wait(&shared, state, PAUSE);
+        state = wait(shared, state, PAUSE);
     }
 }
 
@@ -275,8 +284,7 @@ mod tests {
 
     #[test]
     fn a_cpu_is_refused() {
-        let membership = Membership { rank: 0, world: 1, timeout: Duration::from_secs(1), give_up: Box::new(|_| {}) };
-        let error = Communicator::join(&Device::cpu(), membership).err().unwrap();
+        let error = Communicator::join(&Device::cpu(), Membership::alone()).err().unwrap();
         assert!(matches!(error, Error::Unsupported { .. }), "{error}");
     }
 }
