@@ -117,8 +117,9 @@ mod tests {
     /// A shell for each script; a process that is left behind would write its file.
     fn shells(scripts: &[String]) -> Vec<Command> {
         let shell = |script: &String| {
-            let mut command = Command::new("sh");
-            command.args(["-c", script]).stdout(Stdio::null()).stderr(Stdio::null());
+            // A shell cannot trap what was ignored when it began, as Ctrl-C is in a test run that itself is in the background.
+            let mut command = Command::new("env");
+            command.args(["--default-signal=INT", "sh", "-c", script]).stdout(Stdio::null()).stderr(Stdio::null());
             command
         };
         scripts.iter().map(shell).collect()

@@ -64,7 +64,7 @@ pub struct TrainArgs {
     /// Train on so many GPUs of this machine, a process on each.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     gpus: Option<u16>,
-    /// Where several processes train together: how long one may keep the others waiting before it counts as gone.
+    /// Where several processes train together: how long a step may wait for the others before one counts as gone.
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = seconds)]
     timeout: Duration,
     #[command(flatten)]
@@ -140,7 +140,9 @@ fn run_on_gpus(args: &TrainArgs, gpus: usize) -> Result<ExitCode> {
 fn run_one(args: &TrainArgs, device: &DeviceArgs, seat: Option<Seat>) -> Result<ExitCode> {
     let recipe = args.recipe()?;
     let begun = Arc::new(AtomicBool::new(false));
-    let stop = stop_once(begun.clone())?;
+    // Of several the first speaks for all.
+    let speaks = seat.is_none_or(|seat| seat.rank == 0);
+    let stop = stop_once(begun.clone(), speaks)?;
     let started = Instant::now();
     let done = |made| {
         begun.store(true, Ordering::Relaxed);
@@ -151,8 +153,7 @@ fn run_one(args: &TrainArgs, device: &DeviceArgs, seat: Option<Seat>) -> Result<
         None => train_in(&recipe, &args.out, args.resume, device, "", &done)?,
         Some(seat) => train_together(&recipe, args, seat, &done)?,
     };
-    if seat.is_some_and(|seat| seat.rank > 0) {
-        // The first speaks for all.
+    if !speaks {
         return Ok(if stop.load(Ordering::Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS });
     }
     if let Some(cost) = trained.cost {
@@ -200,19 +201,21 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 /// A flag that Ctrl-C sets.
 pub fn stop_on_signals() -> Result<Arc<AtomicBool>> {
-    stop_once(Arc::new(AtomicBool::new(true)))
+    stop_once(Arc::new(AtomicBool::new(true)), true)
 }
 
 /// A flag that Ctrl-C sets once the work has begun. Before that there is nothing to save, and Ctrl-C ends the program at once: to open books
 /// and weights may take long.
-fn stop_once(begun: Arc<AtomicBool>) -> Result<Arc<AtomicBool>> {
+fn stop_once(begun: Arc<AtomicBool>, speaks: bool) -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
     ctrlc::set_handler(move || {
         if flag.swap(true, Ordering::Relaxed) || !begun.load(Ordering::Relaxed) {
             std::process::exit(130);
         }
-        crate::note(format_args!("\nstopping after this step; Ctrl-C again quits at once"));
+        if speaks {
+            crate::note(format_args!("\nstopping after this step; Ctrl-C again quits at once"));
+        }
     })
     .context("Ctrl-C could not be caught")?;
     Ok(stop)
@@ -267,7 +270,7 @@ fn train_together(recipe: &Recipe, args: &TrainArgs, seat: Seat, stop: &dyn Fn(u
     });
     let communicator = Communicator::join(&device, Membership { rank, world, timeout: args.timeout, give_up })?;
     if rank == 0 {
-        crate::note(format_args!("{world} processes, NCCL {}", communicator.library()));
+        crate::note(format_args!("device: {device}, one of {world}, with NCCL of {}", nccl_report()?));
     }
     let mut view = (rank == 0).then(|| View::new("", recipe.stages.len()));
     let (mut made, mut lost) = (0, None);

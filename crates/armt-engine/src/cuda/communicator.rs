@@ -1,23 +1,16 @@
 //! The processes that train one model together, as one of them sees them: sums over all of them on a stream beside the device's own.
-//!
-//! A process that is gone must be an error on the others and never a hang. NCCL itself notices a connection that was closed, but not a process that
-//! rests, nor one that it shares memory with; and the calling thread waits inside the driver then. So a thread of its own watches: it asks NCCL for
-//! errors and looks how long a call has been under way ([`Communicator::watched`]). Where something is wrong it aborts the communicator, which makes
-//! the device end its work, whereupon the waiting call comes back and is an error. Where even that does not help it calls what it was given for that.
 
 use std::fmt::Display;
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::driver::{Context, SideStream};
 use super::nccl::{CommHandle, Nccl};
+use super::watch::{Limits, Link, Watch};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Device, Tensor};
 
-/// Time between two looks.
-const PAUSE: Duration = Duration::from_millis(200);
 /// Time that a call has to come back after the communicator was aborted.
 const GRACE: Duration = Duration::from_secs(20);
 
@@ -42,42 +35,30 @@ impl Membership {
 
 /// One process' end of a communicator of NCCL.
 pub struct Communicator {
-    shared: Arc<Shared>,
     rank: usize,
     world: usize,
     timeout: Duration,
     device: Device,
     side: SideStream,
-    watcher: Option<JoinHandle<()>>,
+    watch: Watch<Member>,
 }
 
-struct Shared {
+#[derive(Clone)]
+struct Member {
     nccl: &'static Nccl,
     comm: CommHandle,
     /// Stays as long as threads work on the communicator.
     context: Arc<Context>,
-    watch: Mutex<Watch>,
-    changed: Condvar,
 }
 
-#[derive(Default)]
-struct Watch {
-    /// Since when a call is under way.
-    since: Option<Instant>,
-    /// What is wrong. The communicator is aborted, or about to be.
-    failed: Option<String>,
-    /// Nothing is left to be watched.
-    over: bool,
-}
-
-impl Shared {
-    fn watch(&self) -> MutexGuard<'_, Watch> {
-        // Every field is valid after every statement.
-        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
+impl Link for Member {
+    fn error(&self) -> Result<()> {
+        self.nccl.asynchronous_error(self.comm)
     }
 
-    fn expect_alive(&self) -> Result<()> {
-        self.watch().failed.as_ref().map_or(Ok(()), |why| Err(Error::Together(why.clone())))
+    fn abort(&self) -> Result<()> {
+        self.context.bind()?;
+        self.nccl.abort(self.comm)
     }
 }
 
@@ -95,20 +76,15 @@ impl Communicator {
         if rank >= world || i32::try_from(world).is_err() {
             return Err(Error::argument(OP, format!("expected a rank below the number of processes, got rank {rank} of {world}")));
         }
-        let nccl = Nccl::get()?;
-        let side = SideStream::new(&cuda.context)?;
-        let context = cuda.context.clone();
-        let told = format!("the {world} processes did not all come within {} s", timeout.as_secs_f64());
-        let comm = within(timeout, &told, move || {
+        let (nccl, context) = (Nccl::get()?, cuda.context.clone());
+        let side = SideStream::new(&context)?;
+        let late = format!("the {world} processes did not all come within {} s", timeout.as_secs_f64());
+        let member = within(timeout, &late, move || {
             context.bind()?;
-            nccl.join(rank, world)
+            Ok(Member { nccl, comm: nccl.join(rank, world)?, context })
         })?;
-        let (context, changed) = (cuda.context.clone(), Condvar::new());
-        let shared = Arc::new(Shared { nccl, comm, context, watch: Mutex::default(), changed });
-        let (watched, named) = (shared.clone(), std::thread::Builder::new().name("nccl-watch".into()));
-        let watcher = named.spawn(move || watch(&watched, timeout, give_up));
-        let watcher = watcher.map_err(|e| Error::unsupported(OP, format!("no thread could be started: {e}")))?;
-        Ok(Communicator { shared, rank, world, timeout, device: device.clone(), side, watcher: Some(watcher) })
+        let watch = Watch::start(member, Limits { timeout, grace: GRACE, give_up })?;
+        Ok(Communicator { rank, world, timeout, device: device.clone(), side, watch })
     }
 
     /// This process' number, from 0.
@@ -121,17 +97,11 @@ impl Communicator {
         self.world
     }
 
-    /// Where NCCL was found and what version it is.
-    pub fn library(&self) -> String {
-        self.shared.nccl.describe()
-    }
-
     /// Begins to replace f32 tensors by their sums over all processes, after what was issued on the device so far and beside what is issued from
-    /// now on, until [`Communicator::finish_sums`]: meanwhile nothing else may touch them. All processes ask for tensors of the same sizes in the same order. Both
-    /// may be part of a recorded graph.
+    /// now on, until [`Communicator::finish_sums`]: meanwhile nothing else may touch them. All processes ask for tensors of the same sizes in the same order.
+    /// Both may be part of a recorded graph.
     pub fn begin_sums(&self, tensors: &[Tensor]) -> Result<()> {
         const OP: &str = "Communicator::begin_sums";
-        let Device::Cuda(cuda) = &self.device else { return Ok(()) };
         for tensor in tensors {
             tensor.expect_dtype(OP, "a tensor to be added up", DType::F32)?;
             if tensor.device() != &self.device {
@@ -140,10 +110,10 @@ impl Communicator {
             }
         }
         let buffers: Vec<(u64, usize)> = tensors.iter().map(|t| (t.ptr(), t.elements())).collect();
-        let _turn = cuda.context.turn();
-        self.shared.expect_alive()?;
+        let Member { nccl, comm, context } = self.watch.link()?;
+        let _turn = context.turn();
         self.side.follow()?;
-        self.shared.nccl.sum(self.shared.comm, &buffers, self.side.handle())
+        nccl.sum(*comm, &buffers, self.side.handle())
     }
 
     /// What is issued on the device from now on comes after the sums that were begun.
@@ -165,102 +135,24 @@ impl Communicator {
     /// Runs what waits for other processes. An error where NCCL says that one is gone, or where it takes longer than the time that was given: what
     /// was computed meanwhile is worth nothing then, and nothing can be added up any more.
     pub fn watched<R, E: From<Error> + Display>(&self, f: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
-        self.shared.expect_alive()?;
-        self.shared.watch().since = Some(Instant::now());
-        let result = f();
-        let mut watch = self.shared.watch();
-        watch.since = None;
-        match (&watch.failed, &result) {
-            // The reason rather than what followed from it.
-            (Some(why), _) => Err(Error::Together(why.clone()).into()),
-            (None, Ok(_)) => result,
-            // The device may wait for the others, and they for this one, which will not go on.
-            (None, Err(error)) => {
-                watch.failed = Some(error.to_string());
-                drop(watch);
-                abort(&self.shared);
-                result
-            }
-        }
+        self.watch.watched(f)
     }
 
     /// Leaves the other processes after all is done. Graphs with sums in them must be gone.
-    pub fn leave(mut self) -> Result<()> {
-        self.end_watch();
-        self.shared.expect_alive()?;
-        self.device.synchronize()?;
-        let shared = self.shared.clone();
-        // Nothing is left for `drop` to abort.
-        self.shared.watch().failed = Some("the process has left the others".into());
-        within(self.timeout, "NCCL did not end", move || shared.nccl.destroy(shared.comm))
+    pub fn leave(self) -> Result<()> {
+        self.watched(|| self.device.synchronize())?;
+        self.watch.end(|member| {
+            let member = member.clone();
+            within(self.timeout, "NCCL did not end", move || member.nccl.destroy(member.comm))
+        })
     }
-
-    fn end_watch(&mut self) {
-        self.shared.watch().over = true;
-        self.shared.changed.notify_all();
-        // It cannot have panicked: it runs nothing that does.
-        self.watcher.take().map(JoinHandle::join);
-    }
-}
-
-impl Drop for Communicator {
-    /// Who does not leave in order has met an error, and others may wait for it for ever: so nothing is waited for.
-    fn drop(&mut self) {
-        self.end_watch();
-        if self.shared.watch().failed.is_none() {
-            abort(&self.shared);
-        }
-    }
-}
-
-/// Looks for what is wrong until there is nothing left to be watched.
-fn watch(shared: &Arc<Shared>, timeout: Duration, give_up: Box<dyn FnOnce(&str) + Send>) {
-    // NCCL asks for the device of the calling thread. Without it errors are not seen and the time alone counts.
-    let _ = shared.context.bind();
-    let mut state = shared.watch();
-    let why = loop {
-        // Of a call that failed here the communicator is aborted already.
-        if state.over || state.failed.is_some() {
-            return;
-        }
-        if let Err(error) = shared.nccl.asynchronous_error(shared.comm) {
-            break error.to_string();
-        }
-        if state.since.is_some_and(|since| since.elapsed() > timeout) {
-            break format!("another process did not come within {} s: it is gone or far behind", timeout.as_secs_f64());
-        }
-        state = wait(shared, state, PAUSE);
-    };
-    state.failed = Some(why.clone());
-    // Before the abort: a call that it frees must find the reason.
-    drop(state);
-    abort(shared);
-    let (mut state, aborted) = (shared.watch(), Instant::now());
-    while state.since.is_some() {
-        if aborted.elapsed() > GRACE {
-            drop(state);
-            return give_up(&why);
-        }
-        state = wait(shared, state, PAUSE);
-    }
-}
-
-fn wait<'a>(shared: &'a Shared, state: MutexGuard<'a, Watch>, time: Duration) -> MutexGuard<'a, Watch> {
-    shared.changed.wait_timeout(state, time).map_or_else(|e| e.into_inner().0, |(state, _)| state)
-}
-
-/// Aborts the communicator on a thread of its own, which may wait for graphs that the caller has yet to drop.
-fn abort(shared: &Arc<Shared>) {
-    let shared = shared.clone();
-    // Where no thread can be had the process is about to end anyway.
-    let _ = std::thread::Builder::new().name("nccl-abort".into()).spawn(move || shared.nccl.abort(shared.comm));
 }
 
 /// Runs `f` on a thread of its own and waits so long for it; afterwards the thread is left alone.
 fn within<R: Send + 'static>(timeout: Duration, late: &str, f: impl FnOnce() -> Result<R> + Send + 'static) -> Result<R> {
     let (sender, done) = channel();
     let thread = std::thread::Builder::new().name("nccl".into()).spawn(move || sender.send(f()));
-    thread.map_err(|e| Error::unsupported("Communicator", format!("no thread could be started: {e}")))?;
+    thread.map_err(|e| Error::Together(format!("no thread could be started: {e}")))?;
     done.recv_timeout(timeout).unwrap_or_else(|error| {
         let why = if error == RecvTimeoutError::Timeout { late } else { "NCCL ended without an answer" };
         Err(Error::Together(why.into()))

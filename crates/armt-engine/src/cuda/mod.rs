@@ -12,6 +12,7 @@ mod nvml;
 mod nvrtc;
 mod tune;
 mod turns;
+mod watch;
 
 use std::collections::HashMap;
 use std::path::PathBuf;

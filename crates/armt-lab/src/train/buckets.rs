@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use armt::engine::{Param, Result, Tensor, ops};
 
-/// Bytes from which on a bucket is full: few enough to begin early, enough for the links' full rate.
+/// Bytes that a bucket has at most, unless a layer has more: few enough to begin early, enough for the links' full rate.
 const FULL: usize = 25 << 20;
 
 /// Gradients of parameters in buckets, each element in one of them. Whether a parameter is stacked is seen by its leading axis; one that merely looks so
@@ -36,9 +36,9 @@ fn plan_of<'p>(params: impl Iterator<Item = &'p Param>, layers: usize, full: usi
     Ok(buckets)
 }
 
-/// Layers from the top down, each range with at least `full` bytes but for the lowest.
+/// Layers from the top down, in each range as many as fit.
 fn ranges(layers: usize, layer_bytes: usize, full: usize) -> Vec<Range<usize>> {
-    let each = full.div_ceil(layer_bytes.max(1)).clamp(1, layers.max(1));
+    let each = (full / layer_bytes.max(1)).clamp(1, layers.max(1));
     (0..layers).step_by(each).map(|from| layers.saturating_sub(from + each)..layers - from).collect()
 }
 
@@ -56,8 +56,8 @@ mod tests {
 
     #[test]
     fn layers_are_put_together_from_the_top_until_a_bucket_is_full() {
-        assert_eq!(ranges(8, 8 << 20, FULL), [4..8, 0..4]);
-        assert_eq!(ranges(8, 9 << 20, FULL), [5..8, 2..5, 0..2]);
+        assert_eq!(ranges(8, 8 << 20, FULL), [5..8, 2..5, 0..2]);
+        assert_eq!(ranges(8, 9 << 20, FULL), [6..8, 4..6, 2..4, 0..2]);
         assert_eq!(ranges(3, FULL, FULL), [2..3, 1..2, 0..1]);
         assert_eq!(ranges(3, 10 * FULL, FULL), [2..3, 1..2, 0..1]);
         assert_eq!(ranges(4, 100, FULL), [0..4]);
@@ -70,11 +70,11 @@ mod tests {
         let param = |name: &str, shape: &[usize]| {
             Param::new(name, &Tensor::zeros(shape, DType::F32, &Device::cpu()).unwrap(), DType::F32).unwrap()
         };
-        // Layers of 16 MiB: two a bucket.
-        let params = [param("embedding", &[7, 5]), param("weight", &[3, 1 << 22]), param("bias", &[3, 2]), param("scale", &[1])];
+        // Layers of 12 MiB: two a bucket.
+        let params = [param("embedding", &[7, 5]), param("weight", &[3, 3 << 20]), param("bias", &[3, 2]), param("scale", &[1])];
         let buckets = plan(params.iter(), 3).unwrap();
         let shapes: Vec<Vec<&[usize]>> = buckets.iter().map(|b| b.iter().map(Tensor::dims).collect()).collect();
-        assert_eq!(shapes, [vec![&[2, 1 << 22][..], &[2, 2]], vec![&[1, 1 << 22], &[1, 2], &[7, 5], &[1]]]);
+        assert_eq!(shapes, [vec![&[2, 3 << 20][..], &[2, 2]], vec![&[1, 3 << 20], &[1, 2], &[7, 5], &[1]]]);
         for (n, tensor) in buckets.iter().flatten().enumerate() {
             tensor.overwrite(&vec![n as f32 + 1.0; tensor.elements()]).unwrap();
         }
