@@ -210,7 +210,7 @@ fn sums_over_one(device: &Device) -> Outcome {
     };
     let (own, other) = (text(Tensor::full(3.0, [5], device))?, text(Tensor::full(1.0, [4], device))?);
     let step = || {
-        communicator.begin_sums(&[own.clone()])?;
+        communicator.begin_sums(std::slice::from_ref(&own))?;
         other.copy_from(&ops::add(&other, &other)?)?;
         communicator.finish_sums()?;
         own.copy_from(&ops::add(&own, &own)?)

@@ -21,11 +21,11 @@ impl ToSettle {
         let mut least = records.len();
         let left = groups.iter().map(|group| {
             let adds = |record: &Record| {
-                let leaves = record.inputs.iter().flatten().filter_map(|id| match &slots[*id].kind {
+                let mut leaves = record.inputs.iter().flatten().filter_map(|id| match &slots[*id].kind {
                     SlotKind::Leaf(gradient) => Some(gradient),
                     _ => None,
                 });
-                record.op.adds_elsewhere() || leaves.into_iter().any(|leaf| group.iter().any(|own| overlap(leaf, own)))
+                record.op.adds_elsewhere() || leaves.any(|leaf| group.iter().any(|own| overlap(leaf, own)))
             };
             // A group that comes after another is not told before it.
             least = records[..least].iter().position(adds).unwrap_or(least);

@@ -60,8 +60,8 @@ mod tests {
         assert_eq!(ranges(8, 9 << 20, FULL), [6..8, 4..6, 2..4, 0..2]);
         assert_eq!(ranges(3, FULL, FULL), [2..3, 1..2, 0..1]);
         assert_eq!(ranges(3, 10 * FULL, FULL), [2..3, 1..2, 0..1]);
-        assert_eq!(ranges(4, 100, FULL), [0..4]);
-        assert_eq!(ranges(4, 0, FULL), [0..4]);
+        assert_eq!(ranges(4, 100, FULL), vec![0..4; 1]);
+        assert_eq!(ranges(4, 0, FULL), vec![0..4; 1]);
         assert!(ranges(0, 100, FULL).is_empty());
     }
 

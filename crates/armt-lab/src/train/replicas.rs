@@ -1,9 +1,9 @@
 //! Several processes that train one model together, each on its own part of every batch.
 //!
-//! All draw the same batches, whatever their number, and begin with the same parameters. After the way back gradients are added up over all of
-//! them, so that each makes the same update and the parameters stay equal. By whom is not known here: on GPUs by NCCL, as part of the step, while the way
-//! back still runs ([`Replicas::communicator`]); else by any function that adds up numbers of the host. The first process writes the run's folder, which
-//! the others only read.
+//! All draw the same batches, whatever their number, and begin with the same parameters. Gradients are added up over all of
+//! them, so that each makes the same update and the parameters stay equal: on GPUs by NCCL, as part of the step and while the way back
+//! still runs ([`Replicas::communicator`]), or else by any function that adds up numbers of the host. The first process writes the run's folder, which the
+//! others only read.
 
 use armt::engine::Communicator;
 
