@@ -66,6 +66,9 @@ pub struct BenchArgs {
     /// Parts that a training step's batch is computed in, their gradients added.
     #[arg(long, value_name = "N", default_value_t = 1)]
     accumulate: usize,
+    /// Training adds up its gradients by NCCL, over this one process: what that costs beside a step without it.
+    #[arg(long)]
+    nccl: bool,
     /// Where to write the figures as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -95,7 +98,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     crate::say(format_args!("{machine}, {dtype}"))?;
     let backprop = Backprop { recompute: args.recompute, unwind: args.unwind, ..Backprop::default() };
     let (repeats, schedule, accumulate) = (args.repeats, args.schedule, args.accumulate);
-    let way = Way { repeats, schedule, backprop, accumulate, check: args.check };
+    let way = Way { repeats, schedule, backprop, accumulate, check: args.check, nccl: args.nccl };
     let mut figures = Figures { machine, timings: Vec::new() };
     for workload in &workloads {
         let timing = measure(workload, way, (dtype, &device), &mut |_| ControlFlow::Continue(()))?;

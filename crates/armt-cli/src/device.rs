@@ -9,7 +9,11 @@ use armt::memory::Write;
 use armt::{Model, Session};
 use clap::{Args, ValueEnum};
 
+use crate::processes::Seat;
 use armt_shipped::{find_adapter, find_model};
+
+/// What to do instead where there are no GPUs.
+const ON_CPUS: &str = "on CPUs the Python package trains over Gloo: armt.distributed";
 
 #[derive(Args)]
 pub struct DeviceArgs {
@@ -58,12 +62,32 @@ impl DeviceArgs {
                 device
             }
         };
-        let dtype = match (self.dtype, device.is_cuda()) {
+        let dtype = self.dtype_on(&device)?;
+        Ok((device, dtype))
+    }
+
+    fn dtype_on(&self, device: &Device) -> Result<DType> {
+        Ok(match (self.dtype, device.is_cuda()) {
             (Some(NumberKind::Bf16), false) => bail!("--dtype bf16: expected f32 on the CPU; bf16 needs a GPU"),
             (Some(kind), _) => kind.dtype(),
             (None, true) => DType::BF16,
             (None, false) => DType::F32,
-        };
+        })
+    }
+
+    /// Refuses the CPU for one of several processes.
+    pub fn expect_gpus(&self) -> Result<()> {
+        if self.device == DeviceKind::Cpu {
+            bail!("--device cpu: expected a GPU for each of several processes; {ON_CPUS}");
+        }
+        Ok(())
+    }
+
+    /// Opens the GPU of one of several processes.
+    pub fn open_for(&self, seat: Seat) -> Result<(Device, DType)> {
+        let open = || Device::cuda(seat.gpu(Device::cuda_count()?));
+        let device = open().with_context(|| format!("expected a GPU for each of several processes; {ON_CPUS}"))?;
+        let dtype = self.dtype_on(&device)?;
         Ok((device, dtype))
     }
 

@@ -1,7 +1,7 @@
 //! `armt doctor`: what this machine has and what would be used.
 
 use anyhow::Result;
-use armt::engine::{CpuReport, Device};
+use armt::engine::{CpuReport, Device, nccl_report};
 
 pub fn run() -> Result<()> {
     let cpu = CpuReport::new();
@@ -17,6 +17,7 @@ pub fn run() -> Result<()> {
             crate::say(format_args!("driver    runs up to {}", r.driver))?;
             crate::say(format_args!("cuBLASLt  {}", r.cublaslt))?;
             crate::say(format_args!("NVRTC     {}", r.nvrtc))?;
+            crate::say(format_args!("NCCL      {}", nccl_report().unwrap_or_else(|why| format!("for several GPUs only: {why}"))))?;
             crate::say(format_args!("cache     {}", r.cache))?;
             crate::say(format_args!("--device auto would use cuda:0"))?;
         }

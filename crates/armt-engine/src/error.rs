@@ -162,6 +162,9 @@ pub enum Error {
         /// The driver's explanation.
         text: String,
     },
+    /// The processes that train together are no longer all there.
+    #[error("training in several processes: {0}")]
+    Together(String),
     /// A kernel did not compile.
     #[error("kernel file {file} did not compile for {arch}:\n{log}")]
     Kernel {

@@ -32,7 +32,9 @@ mod tape;
 mod tensor;
 
 pub use cpu::{CpuReport, OwnThreads, join_thread_pool, own_threads};
-pub use cuda::{Clocks, CudaDevice, CudaReport, Graph, KernelCheck, Workspace, check_kernels};
+pub use cuda::{
+    Clocks, Communicator, CudaDevice, CudaReport, Graph, KernelCheck, Membership, Workspace, check_kernels, nccl_report,
+};
 pub use error::{Error, Result};
 pub use tape::{Backward, Grads, Node, Param, Tape};
 pub use tensor::{DType, Device, Element, MAX_RANK, PoolStats, Shape, Tensor};

@@ -249,3 +249,53 @@ fn a_seed_counts_as_if_its_part_were_added_to_the_loss() {
     tape.seed(&other, &other).unwrap();
     assert!(tape.seed(&other, &tensor(&[3], 1)).is_err(), "a gradient of another shape");
 }
+
+/// Layers that settle from the top, as on the way back of a diagonal: each group is told when its gradient is whole, and not only at the end.
+#[test]
+fn gradients_are_told_when_nothing_more_is_added_to_them() {
+    let (weight, bias) = (param("weight", &[3, 2, 2], 1), param("bias", &[2], 2));
+    let run = |recompute: bool, told: &mut dyn FnMut(usize)| {
+        let tape = Tape::new();
+        let mut x = ops::add(&tape.variable(&tensor(&[1, 2], 3)), &ops::reshape(&tape.param(&bias), [1, 2]).unwrap()).unwrap();
+        // Of the upper layers the last use comes first on the way back, and layer 2 is used twice.
+        for layer in [0, 1, 2, 2] {
+            let w = weight.clone();
+            let product = move |tape: &Tape, x: &[Tensor]| {
+                let w = ops::reshape(&tape.param_rows(&w, layer..layer + 1)?, [2, 2])?;
+                Ok(vec![ops::matmul(&x[0], &w)?])
+            };
+            x = if recompute { tape.recompute(&[&x], product) } else { product(&tape, &[x]) }.unwrap().remove(0);
+        }
+        let gradient = weight.grad().unwrap();
+        let layer = |l| vec![ops::rows(gradient, l..l + 1).unwrap()];
+        let never = vec![Tensor::zeros([2], DType::F32, &cpu()).unwrap()];
+        let groups = [never, layer(2), vec![ops::rows(gradient, 0..2).unwrap()], vec![bias.grad().unwrap().clone()]];
+        weight.zero_grad().unwrap();
+        bias.zero_grad().unwrap();
+        tape.backward_telling(&ops::sum(&x).unwrap(), &groups, &mut |group| {
+            told(group);
+            Ok(())
+        })
+        .unwrap();
+        groups.map(|group| values(&group[0]))
+    };
+    for recompute in [false, true] {
+        let mut told = Vec::new();
+        let last = run(recompute, &mut |group| {
+            let (weight, bias) = (values(weight.grad().unwrap()), values(bias.grad().unwrap()));
+            told.push((group, weight, bias));
+        });
+        assert_eq!(told.iter().map(|t| t.0).collect::<Vec<_>>(), [0, 1, 2, 3], "each once, in order");
+        assert_eq!(told[1].1[8..], last[1], "layer 2 when it is told");
+        assert_eq!(told[2].1[..8], last[2], "layers 0 and 1");
+        assert_eq!(told[3].2, last[3], "the bias");
+        assert!(last.iter().skip(1).flatten().all(|g| *g != 0.0));
+        // A region may add to anything, so that nothing is told before the last has been played.
+        let early = told[1].1[..8].iter().all(|g| *g == 0.0);
+        assert_eq!(early, !recompute, "layer 2 is told before the way back comes to the others");
+    }
+    let stops = Tape::new();
+    let y = ops::sum(&stops.param(&bias)).unwrap();
+    let error = stops.backward_telling(&y, &[vec![bias.grad().unwrap().clone()]], &mut |_| Err(Error::Tape("enough".into())));
+    assert!(error.unwrap_err().to_string().contains("enough"));
+}

@@ -7,7 +7,7 @@ mod support;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, ExitCode};
 
-use armt_engine::{DType, Device, Error, Graph, Result, Tensor, ops};
+use armt_engine::{Communicator, DType, Device, Error, Graph, Membership, Result, Tensor, ops};
 use support::training::{Problem, train};
 use support::{cases, compare, run};
 
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
         judge(&format!("{} bf16", case.name), &|| compare(&case, DType::BF16, &device, BF16_TOLERANCE));
         judge(&format!("{} twice", case.name), &|| same_bits_twice(&case, &device));
     }
-    let own: [(&str, fn(&Device) -> Outcome); 11] = [
+    let own: [(&str, fn(&Device) -> Outcome); 12] = [
         ("a replayed training step gives the bits of a direct one", |d| graph_replays(d, DType::F32)),
         ("a replayed bf16 training step gives the bits of a direct one", |d| graph_replays(d, DType::BF16)),
         ("a repeated step allocates nothing", repeated_step),
@@ -65,6 +65,7 @@ fn main() -> ExitCode {
         ("tensors of two devices are refused", two_devices),
         ("a failing kernel is reported and the program ends cleanly", failure_is_reported),
         ("a damaged kernel cache is rebuilt", damaged_cache),
+        ("sums over one process are what was there, run and replayed", sums_over_one),
     ];
     for (name, test) in own {
         judge(name, &|| test(&device));
@@ -195,6 +196,38 @@ fn four_threads(device: &Device) -> Outcome {
         expect(differ.is_empty(), format!("round {round}: threads {differ:?} got other bits"))?;
     }
     Ok(())
+}
+
+/// NCCL with one process: a sum, beside what the device does meanwhile, is what was there; so is one of a recorded graph.
+fn sums_over_one(device: &Device) -> Outcome {
+    let communicator = match Communicator::join(device, Membership::alone()) {
+        Ok(communicator) => communicator,
+        Err(why @ Error::Library { .. }) => {
+            println!("skipped: {why}");
+            return Ok(());
+        }
+        Err(why) => return Err(why.to_string()),
+    };
+    let (own, other) = (text(Tensor::full(3.0, [5], device))?, text(Tensor::full(1.0, [4], device))?);
+    let step = || {
+        communicator.begin_sums(std::slice::from_ref(&own))?;
+        other.copy_from(&ops::add(&other, &other)?)?;
+        communicator.finish_sums()?;
+        own.copy_from(&ops::add(&own, &own)?)
+    };
+    let values = || text(own.to_vec::<f32>().and_then(|own| Ok((own, other.to_vec::<f32>()?))));
+    let (graph, ()) = text(communicator.watched(|| Graph::capture(device, step)))?;
+    expect(values()? == (vec![6.0; 5], vec![2.0; 4]), "the step that was run")?;
+    text(communicator.watched(|| graph.replay().and_then(|()| device.synchronize())))?;
+    expect(values()? == (vec![12.0; 5], vec![4.0; 4]), "the step that was replayed")?;
+    let mut host = [1.5, -2.0];
+    text(communicator.add_up(&mut host))?;
+    expect(host == [1.5, -2.0], "numbers of the host")?;
+    let wrong = text(Tensor::zeros([2], DType::I32, device))?;
+    expect(matches!(communicator.begin_sums(&[wrong]), Err(Error::DType { .. })), "whole numbers were added up")?;
+    // A communicator ends only after the graphs that it is in.
+    drop(graph);
+    text(communicator.leave())
 }
 
 fn out_of_memory(device: &Device) -> Outcome {

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use armt::config::Alignment;
 use armt::engine::optim::{AdamW, Group, Settings};
-use armt::engine::{Device, Tape};
+use armt::engine::{Communicator, Device, Error, Membership, Tape};
 use armt::schedule::{Backprop, ScheduleKind};
 use armt::{Model, recurrence::Targets};
 use armt_lab::tasks::TaskBatch;
@@ -220,4 +220,42 @@ fn two_replicas_make_the_steps_of_one() {
         stepper.step(&example(0), 4, 1e-3).unwrap_err().to_string()
     };
     assert!(error.contains("a multiple of 4 parts by 2 processes, got 4"), "{error}");
+}
+
+/// NCCL over one process changes nothing: sums of one, on a stream of their own, in steps that are run, recorded and replayed. On a GPU with NCCL.
+#[test]
+fn one_process_over_nccl_makes_the_bits_of_one_without() {
+    let device = match Device::cuda(0) {
+        Ok(device) => device,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let _alone = GPU.lock().unwrap();
+    let communicator = match Communicator::join(&device, Membership::alone()) {
+        Ok(communicator) => communicator,
+        Err(why @ Error::Library { .. }) => return println!("skipped: {why}"),
+        Err(why) => panic!("{why}"),
+    };
+    let run = |replicas: Option<&dyn armt_lab::train::replicas::Replicas>| {
+        let config = small::config("gpt2", 3, memories().remove(0), 4, Alignment::Left);
+        let model = small::model_of_spread(config, 8, 0.1, &device);
+        let params = model.params().into_iter().cloned().collect();
+        let settings = Settings { eps: 1e-3, ..Settings::default() };
+        let optimizer = AdamW::new(vec![Group { params, weight_decay: 0.01, rate: 1.0 }], settings).unwrap();
+        let stepper = Stepper::new(&model, optimizer, Backprop::default(), ScheduleKind::Auto).unwrap();
+        let mut stepper = match replicas {
+            Some(replicas) => stepper.among(replicas),
+            None => stepper,
+        };
+        // Two lengths and two numbers of parts, each of which comes again.
+        let losses = (0..12u64).map(|step| {
+            let batch = tokens(4, 14 + 4 * (step as usize % 2), step);
+            let targets = Targets::shifted(&batch.ids, None, 4);
+            stepper.step(&TaskBatch { batch, targets }, 1 + step as usize / 2 % 2, 1e-3).unwrap()
+        });
+        let losses: Vec<f32> = losses.collect();
+        drop(stepper);
+        (losses, model.export(|p| Ok(p.value())).unwrap())
+    };
+    assert!(run(Some(&communicator)) == run(None), "NCCL with one process changed a bit");
+    communicator.leave().unwrap();
 }

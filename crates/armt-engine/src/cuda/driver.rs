@@ -4,8 +4,8 @@
 //! library or function is an error that can be shown.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::libraries::{self, c_api};
 use super::turns::{Turn, Turns};
@@ -31,6 +31,7 @@ c_api! {
         fn cuStreamCreate(stream: *mut Handle, flags: c_uint) -> c_int;
         fn cuStreamDestroy_v2(stream: Handle) -> c_int;
         fn cuStreamSynchronize(stream: Handle) -> c_int;
+        fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint) -> c_int;
         fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> c_int;
         fn cuMemFree_v2(address: u64) -> c_int;
         fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> c_int;
@@ -63,6 +64,7 @@ c_api! {
 const OLDEST_DRIVER: c_int = 12000;
 const OUT_OF_MEMORY: c_int = 2;
 const STREAM_NON_BLOCKING: c_uint = 1;
+const EVENT_NO_TIMING: c_uint = 2;
 const CAPTURE_RELAXED: c_int = 2;
 const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
@@ -88,6 +90,14 @@ fn driver() -> Result<&'static Driver> {
         }
     }
     Ok(DRIVER.get_or_init(|| driver))
+}
+
+/// How many devices the driver shows.
+pub(super) fn device_count() -> Result<usize> {
+    let (driver, mut count) = (driver()?, 0);
+    // SAFETY: writes to a live variable.
+    driver.check("cuDeviceGetCount", unsafe { (driver.cuDeviceGetCount)(&mut count) })?;
+    Ok(count as usize)
 }
 
 fn version_text(version: c_int) -> String {
@@ -138,14 +148,12 @@ unsafe impl Sync for Context {}
 
 impl Context {
     pub(crate) fn open(ordinal: usize) -> Result<Self> {
-        let driver = driver()?;
-        let mut count = 0;
+        let (driver, count) = (driver()?, device_count()?);
+        if ordinal >= count {
+            return Err(Error::NoCuda(format!("device {ordinal} was asked for, but the driver shows {count} device(s)")));
+        }
         // SAFETY: plain calls into the initialised driver with pointers to live variables of the declared sizes.
         unsafe {
-            driver.check("cuDeviceGetCount", (driver.cuDeviceGetCount)(&mut count))?;
-            if ordinal >= count as usize {
-                return Err(Error::NoCuda(format!("device {ordinal} was asked for, but the driver shows {count} device(s)")));
-            }
             let mut device = 0;
             driver.check("cuDeviceGet", (driver.cuDeviceGet)(&mut device, ordinal as c_int))?;
             let attribute = |id| {
@@ -393,11 +401,11 @@ impl Context {
     /// Milliseconds of device time that the work issued by `f` takes. Other threads wait until it is done.
     pub(super) fn time(&self, f: impl FnOnce() -> Result<()>) -> Result<f32> {
         let _turn = self.turn();
-        let start = Event::new(self)?;
-        let end = Event::new(self)?;
-        start.record()?;
+        let start = Event::new(self, 0)?;
+        let end = Event::new(self, 0)?;
+        start.record(self.stream)?;
         f()?;
-        end.record()?;
+        end.record(self.stream)?;
         let mut milliseconds = 0.0;
         // SAFETY: both events live and the second has been recorded.
         self.call("cuEventSynchronize", |d| unsafe { (d.cuEventSynchronize)(end.event) })?;
@@ -413,6 +421,56 @@ impl Drop for Context {
         let _ = self.call("cuStreamDestroy", |d| unsafe { (d.cuStreamDestroy_v2)(self.stream) });
         // SAFETY: as above.
         let _ = self.call("cuDevicePrimaryCtxRelease", |d| unsafe { (d.cuDevicePrimaryCtxRelease_v2)(self.device) });
+    }
+}
+
+/// A second stream of a device, whose work runs beside the first's. A capture of the first takes in what this one is given between
+/// [`SideStream::follow`] and [`SideStream::lead`].
+pub(super) struct SideStream {
+    context: Arc<Context>,
+    stream: Handle,
+}
+
+// SAFETY: as of `Context`; all calls are made in the context's turns.
+unsafe impl Send for SideStream {}
+// SAFETY: as above.
+unsafe impl Sync for SideStream {}
+
+impl SideStream {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: writes a handle to a live variable.
+        context.call("cuStreamCreate", |d| unsafe { (d.cuStreamCreate)(&mut stream, STREAM_NON_BLOCKING) })?;
+        Ok(SideStream { context: context.clone(), stream })
+    }
+
+    pub(super) fn handle(&self) -> Handle {
+        self.stream
+    }
+
+    /// What this stream is given from now on waits for what the device's own has been given so far.
+    pub(super) fn follow(&self) -> Result<()> {
+        self.order(self.context.stream, self.stream)
+    }
+
+    /// What the device's own stream is given from now on waits for what this one has been given so far.
+    pub(super) fn lead(&self) -> Result<()> {
+        self.order(self.stream, self.context.stream)
+    }
+
+    fn order(&self, before: Handle, after: Handle) -> Result<()> {
+        let _turn = self.context.turn();
+        let event = Event::new(&self.context, EVENT_NO_TIMING)?;
+        event.record(before)?;
+        // SAFETY: event and stream live. The driver keeps the event for as long as the stream waits for it.
+        self.context.call("cuStreamWaitEvent", |d| unsafe { (d.cuStreamWaitEvent)(after, event.event, 0) })
+    }
+}
+
+impl Drop for SideStream {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, destroyed once; the driver lets its work end first.
+        let _ = self.context.call("cuStreamDestroy", |d| unsafe { (d.cuStreamDestroy_v2)(self.stream) });
     }
 }
 
@@ -458,16 +516,16 @@ struct Event<'a> {
 }
 
 impl<'a> Event<'a> {
-    fn new(context: &'a Context) -> Result<Self> {
+    fn new(context: &'a Context, flags: c_uint) -> Result<Self> {
         let mut event = std::ptr::null_mut();
         // SAFETY: writes a handle to a live variable.
-        context.call("cuEventCreate", |d| unsafe { (d.cuEventCreate)(&mut event, 0) })?;
+        context.call("cuEventCreate", |d| unsafe { (d.cuEventCreate)(&mut event, flags) })?;
         Ok(Event { context, event })
     }
 
-    fn record(&self) -> Result<()> {
+    fn record(&self, stream: Handle) -> Result<()> {
         // SAFETY: event and stream live.
-        self.context.call("cuEventRecord", |d| unsafe { (d.cuEventRecord)(self.event, self.context.stream) })
+        self.context.call("cuEventRecord", |d| unsafe { (d.cuEventRecord)(self.event, stream) })
     }
 }
 

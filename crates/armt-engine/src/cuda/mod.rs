@@ -2,14 +2,17 @@
 
 mod blas;
 mod check;
+mod communicator;
 pub(crate) mod driver;
 mod graph;
 mod kernels;
 mod libraries;
+mod nccl;
 mod nvml;
 mod nvrtc;
 mod tune;
 mod turns;
+mod watch;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -18,10 +21,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use blas::Blas;
 pub(crate) use blas::{Epilogue, Matrix, Product};
 pub use check::{KernelCheck, check_kernels};
+pub use communicator::{Communicator, Membership};
 use driver::Context;
 pub use graph::{Graph, Workspace};
 use kernels::Kernels;
 pub(crate) use kernels::Launch;
+pub use nccl::nccl_report;
 pub use nvml::Clocks;
 use nvml::Nvml;
 use nvrtc::Nvrtc;
@@ -103,6 +108,11 @@ impl CudaDevice {
         });
         open.insert(ordinal, Arc::downgrade(&device));
         Ok(device)
+    }
+
+    /// How many GPUs the driver shows.
+    pub(crate) fn count() -> Result<usize> {
+        driver::device_count()
     }
 
     pub(crate) fn ordinal(&self) -> usize {

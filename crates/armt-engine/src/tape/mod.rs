@@ -14,6 +14,7 @@
 mod grads;
 mod param;
 mod recompute;
+mod settled;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,6 +36,11 @@ pub trait Backward: Send {
     /// it back for the records before it.
     fn skipped(self: Box<Self>) -> Result<()> {
         Ok(())
+    }
+
+    /// Whether it may add to the gradients of parameters that are not among its inputs.
+    fn adds_elsewhere(&self) -> bool {
+        false
     }
 }
 
@@ -162,19 +168,41 @@ impl Tape {
 
     /// Plays the tape backwards from a scalar, with gradient 1. The records are consumed.
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
+        self.backward_telling(loss, &[], &mut |_| Ok(()))
+    }
+
+    /// Plays the tape backwards from a scalar as [`Tape::backward`] does, and calls `settled` with the number of each group of gradients (of
+    /// parameters, or of rows of some) as soon as nothing more will be added to it and to the groups before it. So groups are told in their order,
+    /// each once, whatever the tape holds; those that nothing is added to are settled from the start.
+    pub fn backward_telling(
+        &self,
+        loss: &Tensor,
+        groups: &[Vec<Tensor>],
+        settled: &mut dyn FnMut(usize) -> Result<()>,
+    ) -> Result<()> {
         if loss.elements() != 1 {
             return Err(Error::shape("backward", "the loss", "one element", loss.shape()));
         }
         let one = crate::ops::cast(&Tensor::full(1.0, loss.shape(), loss.device())?, loss.dtype())?;
-        self.backward_from(&[(loss, one)])
+        self.play_from(&[(loss, one)], groups, settled)
     }
 
     /// Plays the tape backwards from tensors with given gradients. The records are consumed.
     pub fn backward_from(&self, seeds: &[(&Tensor, Tensor)]) -> Result<()> {
+        self.play_from(seeds, &[], &mut |_| Ok(()))
+    }
+
+    fn play_from(
+        &self,
+        seeds: &[(&Tensor, Tensor)],
+        groups: &[Vec<Tensor>],
+        settled: &mut dyn FnMut(usize) -> Result<()>,
+    ) -> Result<()> {
         let mut inner = self.lock();
         let mut slots = std::mem::take(&mut inner.slots);
         let records = std::mem::take(&mut inner.records);
         drop(inner);
+        let mut to_settle = settled::ToSettle::new(&records, &slots, groups);
         let result = seeds
             .iter()
             .try_for_each(|(tensor, grad)| {
@@ -184,14 +212,20 @@ impl Tape {
                 grad.expect_shape("backward", "the gradient", tensor.shape())?;
                 slots.get_mut(node.id).ok_or_else(|| Error::Tape("this tape was played already".into()))?.add(grad.detach())
             })
-            .and_then(|()| play(records, &mut slots));
+            .and_then(|()| play_telling(records, &mut slots, &mut |left| to_settle.tell(left, settled)));
         self.lock().slots = slots;
         result
     }
 }
 
 /// Plays records from the last to the first.
-fn play(mut records: Vec<Record>, slots: &mut [Slot]) -> Result<()> {
+fn play(records: Vec<Record>, slots: &mut [Slot]) -> Result<()> {
+    play_telling(records, slots, &mut |_| Ok(()))
+}
+
+/// Plays records from the last to the first; `left` hears how many are still to be played, before the first and after each.
+fn play_telling(mut records: Vec<Record>, slots: &mut [Slot], left: &mut dyn FnMut(usize) -> Result<()>) -> Result<()> {
+    left(records.len())?;
     while let Some(record) = records.pop() {
         if record.outputs.iter().any(|&o| slots[o].gradient().is_some()) {
             record.op.backward(&mut Grads::new(slots, &record.inputs, &record.outputs))?;
@@ -201,6 +235,7 @@ fn play(mut records: Vec<Record>, slots: &mut [Slot]) -> Result<()> {
         for &o in &record.outputs {
             slots[o].clear();
         }
+        left(records.len())?;
     }
     Ok(())
 }

@@ -87,4 +87,9 @@ impl Backward for Recompute {
         }
         Ok(())
     }
+
+    /// The region takes its parameters when it is run again.
+    fn adds_elsewhere(&self) -> bool {
+        true
+    }
 }

@@ -31,6 +31,11 @@ impl Device {
         CudaDevice::open(n).map(Device::Cuda)
     }
 
+    /// How many GPUs the driver shows. An error where there is no driver.
+    pub fn cuda_count() -> Result<usize> {
+        CudaDevice::count()
+    }
+
     /// GPU 0 where there is one that works, else the CPU. The second value says why the GPU was passed over.
     pub fn auto() -> (Self, Option<Error>) {
         match Self::cuda(0) {

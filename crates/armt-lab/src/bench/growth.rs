@@ -157,6 +157,7 @@ mod tests {
             recompute: false,
             unwind: false,
             accumulate: 1,
+            nccl: false,
             seconds: vec![1.0],
             tokens_per_second: rate,
             ms_per_step: 1000.0,

@@ -3,20 +3,21 @@
 mod agreement;
 pub mod growth;
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Not};
 use std::time::Instant;
 
 pub use agreement::Agreement;
 
 use armt::engine::machine::expect_room;
 use armt::engine::optim::{AdamW, Group, Settings};
-use armt::engine::{Clocks, DType, Device, Param, Tensor, ops};
+use armt::engine::{Clocks, Communicator, DType, Device, Membership, Param, Tensor, ops};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::error::{Error, Result};
 use crate::tasks::TaskBatch;
 use crate::train::Stepper;
+use crate::train::replicas::{Alone, Replicas};
 use armt::Model;
 use armt::config::Config;
 use armt::memory::{Associative, MemoryConfig, Window, Write};
@@ -208,6 +209,8 @@ pub struct Way {
     pub accumulate: usize,
     /// Whether the results are compared with those of the plain twins.
     pub check: bool,
+    /// Whether a training step adds up its gradients by NCCL, over this one process.
+    pub nccl: bool,
 }
 
 /// How long a workload took.
@@ -228,6 +231,9 @@ pub struct Timing {
     /// Parts that a step's batch was computed in.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub accumulate: usize,
+    /// Whether gradients were added up by NCCL, over one process.
+    #[serde(default, skip_serializing_if = "Not::not")]
+    pub nccl: bool,
     /// Seconds of each repetition, in their order.
     pub seconds: Vec<f64>,
     /// Text tokens in a second, at the median.
@@ -263,7 +269,7 @@ pub fn run(
     (dtype, device): (DType, &Device),
     each: &mut dyn FnMut(f64) -> ControlFlow<()>,
 ) -> Result<Timing> {
-    let Way { repeats, schedule, backprop, accumulate, check } = way;
+    let Way { repeats, schedule, backprop, accumulate, check, nccl } = way;
     if repeats == 0 {
         return Err(Error::input("repeats", "at least 1", 0));
     }
@@ -277,6 +283,8 @@ pub fn run(
     let model = model(workload, dtype, device)?;
     let mut random = Random::new(2);
     let ids: Vec<i32> = (0..workload.text_tokens()).map(|_| random.below(workload.vocab) as i32).collect();
+    let communicator = nccl.then(|| Communicator::join(device, Membership::alone())).transpose()?;
+    let replicas = communicator.as_ref().map_or(&Alone as &dyn Replicas, |communicator| communicator);
     device.reset_peak();
     let mut repeat: Box<dyn FnMut(bool) -> Result<()>> = match workload.work {
         Work::Read => {
@@ -288,7 +296,7 @@ pub fn run(
         Work::Train => {
             let params: Vec<Param> = model.params().into_iter().cloned().collect();
             let optimizer = AdamW::new(vec![Group { params, weight_decay: 0.01, rate: 1.0 }], Settings::default())?;
-            let mut stepper = Stepper::new(&model, optimizer, backprop, schedule)?;
+            let mut stepper = Stepper::new(&model, optimizer, backprop, schedule)?.among(replicas);
             let example = task_batch(workload, &ids);
             Box::new(move |_| stepper.step(&example, accumulate, 1e-4).map(|_| ()))
         }
@@ -308,6 +316,7 @@ pub fn run(
     }
     let clocks = if let Device::Cuda(cuda) = device { cuda.clocks() } else { None };
     drop(repeat);
+    communicator.map_or(Ok(()), Communicator::leave)?;
     let peak_bytes = device.pool_stats().peak_bytes;
     let median = median(&seconds);
     Ok(Timing {
@@ -317,6 +326,7 @@ pub fn run(
         recompute: backprop.recompute,
         unwind: backprop.unwinds(dtype),
         accumulate,
+        nccl,
         seconds,
         tokens_per_second: workload.text_tokens() as f64 / median,
         ms_per_step: 1e3 * median,

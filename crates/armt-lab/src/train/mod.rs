@@ -1,5 +1,6 @@
 //! Training: one loop for all tasks, its run folder and its logs.
 
+mod buckets;
 pub mod first;
 pub mod meter;
 pub mod origin;

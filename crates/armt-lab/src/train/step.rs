@@ -16,6 +16,7 @@ use armt::schedule::{Backprop, ScheduleKind};
 use armt::segment::Batch;
 use armt::state::Begins;
 
+use super::buckets;
 use super::replicas::{Alone, Replicas};
 use crate::error::{Error, Result};
 use crate::tasks::TaskBatch;
@@ -33,6 +34,8 @@ pub struct Stepper<'m> {
     schedule: ScheduleKind,
     /// Who computes the other parts of every batch.
     replicas: &'m dyn Replicas,
+    /// The optimizer's gradients, in the order in which they are added up over the GPUs.
+    buckets: Vec<Vec<Tensor>>,
     /// The loss of the last step, f32 `[1]`.
     loss: Tensor,
     /// The memory that texts go on from, and the one that they leave.
@@ -63,8 +66,21 @@ impl<'m> Stepper<'m> {
     pub fn new(model: &'m Model, optimizer: AdamW, backprop: Backprop, schedule: ScheduleKind) -> Result<Self> {
         let device = model.device();
         let (loss, workspace) = (Tensor::from_slice(&[0f32], [1], device)?, Workspace::new(device));
+        let buckets = buckets::plan(optimizer.params(), model.recurrence().sizes().layers)?;
         let (replicas, shapes) = (&Alone, HashMap::new());
-        Ok(Stepper { model, optimizer, adapter: None, backprop, schedule, replicas, loss, memory: None, shapes, workspace })
+        Ok(Stepper {
+            model,
+            optimizer,
+            adapter: None,
+            backprop,
+            schedule,
+            replicas,
+            buckets,
+            loss,
+            memory: None,
+            shapes,
+            workspace,
+        })
     }
 
     /// The steps of one of several processes.
@@ -172,16 +188,24 @@ impl<'m> Stepper<'m> {
             Ok(if self.model.device().is_cuda() { host.rounded(ROWS) } else { host })
         });
         let hosts = hosts.collect::<Result<Vec<_>>>()?;
+        self.optimizer.prepare(rate)?;
+        match self.replicas.communicator() {
+            Some(communicator) => communicator.watched(|| self.run(&hosts, begin)),
+            None => self.run(&hosts, begin),
+        }
+    }
+
+    /// The step of batches that are on the host; gives the loss.
+    fn run(&mut self, hosts: &[HostBatch], begin: Begin) -> Result<f32> {
         let key = (hosts.iter().map(HostBatch::shape).collect::<Vec<_>>(), begin);
         let memory = self.memory.as_ref().filter(|_| begin != Begin::Empty);
-        self.optimizer.prepare(rate)?;
         let shape = match self.shapes.remove(&key) {
             None => {
                 let batches = hosts.iter().map(|host| self.model.device_batch(host)).collect::<armt::Result<_>>()?;
                 RecordedStep { batches, graph: None }
             }
             Some(mut shape) => {
-                shape.batches.iter().zip(&hosts).try_for_each(|(batch, host)| batch.fill(host))?;
+                shape.batches.iter().zip(hosts).try_for_each(|(batch, host)| batch.fill(host))?;
                 if self.model.device().is_cuda() && shape.graph.is_none() && self.model.recurrence().has_fixed_steps() {
                     let body = || self.body(&shape.batches, memory).map_err(armt::Error::into_engine);
                     shape.graph = Some(self.workspace.record(body)?.0);
@@ -194,11 +218,16 @@ impl<'m> Stepper<'m> {
             None => self.workspace.run(|| self.body(&shape.batches, memory).map_err(armt::Error::into_engine))?,
         }
         self.shapes.insert(key, shape);
-        if world > 1 {
+        if self.sums_on_the_host() {
             self.add_up()?;
             self.update()?;
         }
         Ok(self.loss.item()?)
+    }
+
+    /// Whether gradients leave the device to be added up, after the way back.
+    fn sums_on_the_host(&self) -> bool {
+        self.replicas.world() > 1 && self.replicas.communicator().is_none()
     }
 
     /// Adds up the gradients and the loss over all processes, as one flat vector: those of the parameters in the optimizer's order, then the loss.
@@ -219,7 +248,7 @@ impl<'m> Stepper<'m> {
         Ok(self.loss.overwrite(rest)?)
     }
 
-    /// What a step does on the device: from the batches to the gradients and, where no other process has some to add, to the updated parameters.
+    /// What a step does on the device: from the batches to the gradients and, unless they are added up on the host, to the updated parameters.
     fn body(&self, batches: &[DeviceBatch], memory: Option<&State>) -> armt::Result<()> {
         self.optimizer.zero_grad()?;
         self.adapter.as_ref().map_or(Ok(()), |adapter| adapter.zero_grad())?;
@@ -227,7 +256,10 @@ impl<'m> Stepper<'m> {
         let share = 1.0 / (batches.len() * self.replicas.world()) as f32;
         let Backprop { sparse, background, .. } = self.backprop;
         let backprop = Backprop { sparse: sparse * share, background: background * share, ..self.backprop };
-        for batch in batches {
+        let communicator = self.replicas.communicator();
+        // LoRA's gradients are made of those of the matrices, after the way back.
+        let sums_beside = communicator.filter(|_| self.adapter.is_none());
+        for (number, batch) in batches.iter().enumerate() {
             let tape = Tape::new();
             // The way back needs the memory that the step began from, so it gets a copy of its own.
             let state = memory.map_or_else(|| self.model.empty(batch.inputs.texts()), State::copied)?;
@@ -235,11 +267,23 @@ impl<'m> Stepper<'m> {
             // Before the way back, which may unwind it in place.
             memory.map_or(Ok(()), |memory| memory.overwrite(&after))?;
             let loss = ops::scale(&loss, share)?;
-            tape.backward(&loss)?;
+            match sums_beside.filter(|_| number + 1 == batches.len()) {
+                Some(communicator) => {
+                    tape.backward_telling(&loss, &self.buckets, &mut |n| communicator.begin_sums(&self.buckets[n]))?;
+                }
+                None => tape.backward(&loss)?,
+            }
             self.loss.copy_from(&ops::add(&self.loss, &loss.detach())?)?;
         }
         self.adapter.as_ref().map_or(Ok(()), |adapter| adapter.pull())?;
-        if self.replicas.world() == 1 { self.update() } else { Ok(()) }
+        if let Some(communicator) = communicator {
+            if sums_beside.is_none() {
+                self.buckets.iter().try_for_each(|bucket| communicator.begin_sums(bucket))?;
+            }
+            communicator.begin_sums(std::slice::from_ref(&self.loss))?;
+            communicator.finish_sums()?;
+        }
+        if self.sums_on_the_host() { Ok(()) } else { self.update() }
     }
 
     /// Changes the parameters by their gradients.
