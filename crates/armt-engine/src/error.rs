@@ -162,6 +162,9 @@ pub enum Error {
         /// The driver's explanation.
         text: String,
     },
+    /// Work that had been issued could not be done, and with it was lost what was issued after it: the device cannot be used any more.
+    #[error("the GPU cannot be used any more, since work that waited for a kernel was lost: {0}")]
+    Lost(String),
     /// A kernel did not compile.
     #[error("kernel file {file} did not compile for {arch}:\n{log}")]
     Kernel {
