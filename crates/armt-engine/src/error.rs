@@ -165,6 +165,9 @@ pub enum Error {
     /// The processes that train together are no longer all there.
     #[error("training in several processes: {0}")]
     Together(String),
+    /// Work that had been issued could not be done, and with it was lost what was issued after it: the device cannot be used any more.
+    #[error("the GPU cannot be used any more, since work that waited for a kernel was lost: {0}")]
+    Lost(String),
     /// A kernel did not compile.
     #[error("kernel file {file} did not compile for {arch}:\n{log}")]
     Kernel {

@@ -23,6 +23,7 @@ fn main() -> ExitCode {
         match mode.as_str() {
             "--child-failure" => return child_failure(),
             "--child-matmul" => return child_matmul(),
+            "--child-train" => return child_train(),
             _ => {}
         }
     }
@@ -53,7 +54,7 @@ fn main() -> ExitCode {
         judge(&format!("{} bf16", case.name), &|| compare(&case, DType::BF16, &device, BF16_TOLERANCE));
         judge(&format!("{} twice", case.name), &|| same_bits_twice(&case, &device));
     }
-    let own: [(&str, fn(&Device) -> Outcome); 12] = [
+    let own: [(&str, fn(&Device) -> Outcome); 13] = [
         ("a replayed training step gives the bits of a direct one", |d| graph_replays(d, DType::F32)),
         ("a replayed bf16 training step gives the bits of a direct one", |d| graph_replays(d, DType::BF16)),
         ("a repeated step allocates nothing", repeated_step),
@@ -66,6 +67,7 @@ fn main() -> ExitCode {
         ("a failing kernel is reported and the program ends cleanly", failure_is_reported),
         ("a damaged kernel cache is rebuilt", damaged_cache),
         ("sums over one process are what was there, run and replayed", sums_over_one),
+        ("steps that wait for their kernels give the bits of those that need not", first_steps),
     ];
     for (name, test) in own {
         judge(name, &|| test(&device));
@@ -253,7 +255,8 @@ fn two_devices(device: &Device) -> Outcome {
 /// This binary again, with other arguments and environment.
 fn again(argument: &str, cache: Option<&std::path::Path>) -> std::result::Result<(bool, String), String> {
     let mut command = Command::new(std::env::current_exe().map_err(|e| e.to_string())?);
-    command.arg(argument);
+    // What waits for its kernels must do as well as what does not: tests run both, with an empty cache and with a full one.
+    command.arg(argument).env("ARMT_COMPILE_AHEAD", "1");
     if let Some(cache) = cache {
         command.env("ARMT_CACHE_DIR", cache);
     }
@@ -311,4 +314,25 @@ fn damaged_cache(_: &Device) -> Outcome {
     // A folder that cannot be: results are the same all the same.
     let (_, third) = again("--child-matmul", Some(&entries()[0]))?;
     expect(first == third, format!("without a cache: {third}"))
+}
+
+/// Four threads, whose first steps ask for kernels at the same time.
+fn child_train() -> ExitCode {
+    let run = || -> Result<Vec<Vec<u32>>> {
+        let device = &Device::cuda(0)?;
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|seed| scope.spawn(move || train(device, seed))).collect();
+            threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(Error::Bug("a thread panicked".into())))).collect()
+        })
+    };
+    println!("{:?}", run());
+    ExitCode::SUCCESS
+}
+
+fn first_steps(_: &Device) -> Outcome {
+    let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let (_, waiting) = again("--child-train", Some(dir.path()))?;
+    expect(waiting.starts_with("Ok("), &waiting)?;
+    let (_, at_once) = again("--child-train", Some(dir.path()))?;
+    expect(waiting == at_once, "bits differ")
 }

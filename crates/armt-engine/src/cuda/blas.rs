@@ -164,6 +164,17 @@ impl Product {
 /// Algorithms that the library is asked for.
 const SUGGESTIONS: usize = 8;
 
+/// What is known about a product when it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Planned {
+    /// The library has no algorithm for it.
+    Never,
+    /// It was asked for before.
+    Before,
+    /// It is new, with so many algorithms to choose from.
+    Now(usize),
+}
+
 struct Plan {
     desc: Handle,
     a: Handle,
@@ -237,15 +248,26 @@ impl Blas {
         Ok(Blas { api, handle, plans: HashMap::new(), workspace, path, version })
     }
 
-    /// Makes a product's plan, if there is none yet: gives how many algorithms it has to choose from; `None` if it was there already.
-    pub(super) fn prepare(&mut self, p: &Product) -> Result<Option<usize>> {
-        if self.plans.contains_key(&p.key()) {
-            return Ok(None);
+    /// Makes a product's plan, if there is none yet. For a plain product a missing algorithm is an error; with an epilogue the caller asks
+    /// again without one.
+    pub(super) fn prepare(&mut self, p: &Product) -> Result<Planned> {
+        let planned = match self.plans.get(&p.key()) {
+            Some(Some(_)) => Planned::Before,
+            Some(None) => Planned::Never,
+            None => {
+                let plan = self.plan(p)?;
+                let planned = plan.as_ref().map_or(Planned::Never, |plan| Planned::Now(plan.algorithms.len()));
+                self.plans.insert(p.key(), plan);
+                planned
+            }
+        };
+        if planned == Planned::Never && p.epilogue == Epilogue::None {
+            return Err(Error::unsupported(
+                "matmul",
+                format!("cuBLASLt has no algorithm for {} x [{}, {}] [{}, {}] of {}", p.batch, p.m, p.k, p.k, p.n, p.a.dtype),
+            ));
         }
-        let plan = self.plan(p)?;
-        let suggestions = plan.as_ref().map_or(0, |plan| plan.algorithms.len());
-        self.plans.insert(p.key(), plan);
-        Ok(Some(suggestions))
+        Ok(planned)
     }
 
     /// Sets which algorithm a planned product runs with.
@@ -255,26 +277,16 @@ impl Blas {
         }
     }
 
-    /// Issues a planned product. `Ok(false)` says that the library has no algorithm for this epilogue and nothing was done: the caller
-    /// asks again without one. For a plain product a missing algorithm is an error.
-    pub(super) fn run(&self, context: &Context, p: &Product) -> Result<bool> {
-        let Some(Some(plan)) = self.plans.get(&p.key()) else {
-            if p.epilogue != Epilogue::None {
-                return Ok(false);
-            }
-            return Err(Error::unsupported(
-                "matmul",
-                format!("cuBLASLt has no algorithm for {} x [{}, {}] [{}, {}] of {}", p.batch, p.m, p.k, p.k, p.n, p.a.dtype),
-            ));
-        };
-        if let Err(e) = self.issue_with(context, plan, &plan.algorithms[plan.choice], p) {
+    /// Issues a planned product.
+    pub(super) fn run(&self, context: &Context, p: &Product) -> Result<()> {
+        let choice = self.plans.get(&p.key()).and_then(Option::as_ref).map_or(0, |plan| plan.choice);
+        self.try_suggestion(context, p.key(), p, choice).or_else(|e| {
             // An earlier kernel's failure shows here first, and the driver knows more about it.
             if !context.is_capturing() {
                 context.synchronize()?;
             }
-            return Err(e);
-        }
-        Ok(true)
+            Err(e)
+        })
     }
 
     /// Issues a product with one of its plan's suggestions. `p` may have other results than the product that was planned, at least as well

@@ -53,7 +53,8 @@ fn check_one(
     defines: &[(&'static str, usize)],
 ) -> Result<KernelCheck> {
     let mut check = KernelCheck { variant: format!("{file} {dtype} {defines:?}"), kernels: Vec::new(), problem: None };
-    let compiled = nvrtc.compile(&format!("{file}.cu"), &source_text(file)?, &format!("compute_{arch}"), &options(dtype, defines));
+    let compiled =
+        nvrtc.compile(&format!("{file}.cu"), &source_text(file)?, &format!("compute_{arch}"), &options(dtype, defines, None));
     let ptx = match compiled {
         Ok(ptx) => ptx,
         Err(Error::Kernel { log, .. }) => {

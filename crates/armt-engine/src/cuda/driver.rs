@@ -7,6 +7,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use super::backlog::{AHEAD_VARIABLE, Backlog};
 use super::libraries::{self, c_api};
 use super::turns::{Turn, Turns};
 use crate::error::{Error, Result};
@@ -70,6 +71,9 @@ const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
 const ATTRIBUTE_CAPABILITY_MINOR: c_int = 76;
 const FUNCTION_MAX_DYNAMIC_SHARED: c_int = 8;
+/// Bytes from the host of which a copy is made while work waits for a kernel, such as the tokens of a batch; for more, such as weights, it is
+/// waited.
+const MOST_KEPT: usize = 1 << 20;
 /// What a kernel gets without asking for more.
 const DEFAULT_SHARED: usize = 48 << 10;
 
@@ -129,6 +133,7 @@ pub(crate) struct Context {
     context: Handle,
     stream: Handle,
     turns: Turns,
+    backlog: Backlog<Context>,
     /// Seen by the thread that has the turn.
     capturing: AtomicBool,
     /// The device's name.
@@ -184,6 +189,7 @@ impl Context {
                 context,
                 stream,
                 turns: Turns::default(),
+                backlog: Backlog::new(std::env::var_os(AHEAD_VARIABLE).is_none()),
                 capturing: AtomicBool::new(false),
                 name: CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned(),
                 capability,
@@ -220,6 +226,24 @@ impl Context {
         self.turns.take()
     }
 
+    /// Does work on the stream, in its turn: at once, or after what waits for a kernel. `ready` says that it needs none that is still being
+    /// compiled.
+    pub(super) fn issue(&self, ready: bool, work: impl FnOnce(&Context) -> Result<()> + Send + 'static) -> Result<()> {
+        let _turn = self.turn();
+        self.backlog.issue(self, ready, work)
+    }
+
+    /// Issues all that waits for a kernel.
+    fn catch_up(&self) -> Result<()> {
+        let _turn = self.turn();
+        self.backlog.catch_up(self)
+    }
+
+    /// Drops what waits: the device ends.
+    pub(super) fn abandon(&self) {
+        self.backlog.clear();
+    }
+
     pub(crate) fn is_capturing(&self) -> bool {
         self.capturing.load(Ordering::Relaxed)
     }
@@ -248,6 +272,8 @@ impl Context {
     }
 
     pub(crate) fn free(&self, address: usize) {
+        // What waits may use it. If that fails, nothing will.
+        let _ = self.catch_up();
         // SAFETY: `address` came from `alloc` and no work that uses it can be issued any more. A failure here means that the
         // context is gone, and the memory with it.
         let _ = self.call("cuMemFree", |d| unsafe { (d.cuMemFree_v2)(address as u64) });
@@ -270,19 +296,30 @@ impl Context {
     }
 
     /// Copies host bytes to the device. The slice may be reused when this returns.
-    pub(crate) fn upload<T: Copy>(&self, to: u64, from: &[T]) -> Result<()> {
+    pub(crate) fn upload<T: Copy + Send + 'static>(&self, to: u64, from: &[T]) -> Result<()> {
         let _turn = self.turn();
         self.refuse_in_capture("upload")?;
         let bytes = std::mem::size_of_val(from);
-        // SAFETY: the caller's destination holds `bytes` bytes. The source is pageable memory, which the driver stages before
-        // it returns.
-        self.call("cuMemcpyHtoD", |d| unsafe { (d.cuMemcpyHtoDAsync_v2)(to, from.as_ptr().cast(), bytes, self.stream) })
+        if bytes > MOST_KEPT {
+            self.catch_up()?;
+        }
+        let copy = move |context: &Context, from: &[T]| {
+            // SAFETY: the caller's destination holds `bytes` bytes. The source is pageable memory, which the driver stages before
+            // it returns.
+            context.call("cuMemcpyHtoD", |d| unsafe { (d.cuMemcpyHtoDAsync_v2)(to, from.as_ptr().cast(), bytes, context.stream) })
+        };
+        if !self.backlog.waits() {
+            return copy(self, from);
+        }
+        let from = from.to_vec();
+        self.issue(true, move |context| copy(context, &from))
     }
 
     /// Copies device bytes to the host and waits for them.
     pub(crate) fn download<T: Copy>(&self, from: u64, to: &mut [T]) -> Result<()> {
         let _turn = self.turn();
         self.refuse_in_capture("download")?;
+        self.catch_up()?;
         let bytes = std::mem::size_of_val(to);
         // SAFETY: the caller's source holds `bytes` bytes; the destination outlives the synchronisation below.
         self.call("cuMemcpyDtoH", |d| unsafe { (d.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, bytes, self.stream) })?;
@@ -290,44 +327,36 @@ impl Context {
     }
 
     pub(crate) fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
-        let _turn = self.turn();
         // SAFETY: both are device allocations of at least `bytes` bytes that live until work issued later has been ordered.
-        self.call("cuMemcpyDtoD", |d| unsafe { (d.cuMemcpyDtoDAsync_v2)(to, from, bytes, self.stream) })
+        self.issue(true, move |c| c.call("cuMemcpyDtoD", |d| unsafe { (d.cuMemcpyDtoDAsync_v2)(to, from, bytes, c.stream) }))
     }
 
     pub(crate) fn zero(&self, to: u64, bytes: usize) -> Result<()> {
-        let _turn = self.turn();
         // SAFETY: a device allocation of at least `bytes` bytes.
-        self.call("cuMemsetD8", |d| unsafe { (d.cuMemsetD8Async)(to, 0, bytes, self.stream) })
+        self.issue(true, move |c| c.call("cuMemsetD8", |d| unsafe { (d.cuMemsetD8Async)(to, 0, bytes, c.stream) }))
     }
 
     /// Sets `count` 32-bit words.
     pub(crate) fn fill(&self, to: u64, bits: u32, count: usize) -> Result<()> {
-        let _turn = self.turn();
         // SAFETY: a device allocation of at least `4 * count` bytes.
-        self.call("cuMemsetD32", |d| unsafe { (d.cuMemsetD32Async)(to, bits, count, self.stream) })
+        self.issue(true, move |c| c.call("cuMemsetD32", |d| unsafe { (d.cuMemsetD32Async)(to, bits, count, c.stream) }))
     }
 
     pub(crate) fn synchronize(&self) -> Result<()> {
         let _turn = self.turn();
         self.refuse_in_capture("synchronize")?;
+        self.catch_up()?;
         // SAFETY: the stream lives as long as `self`.
         self.call("cuStreamSynchronize", |d| unsafe { (d.cuStreamSynchronize)(self.stream) })
     }
 
-    /// Loads compiled code.
-    pub(super) fn load_module(&self, image: &[u8]) -> Result<Module> {
-        let mut module = std::ptr::null_mut();
-        // SAFETY: the image is a complete cubin, or PTX with a terminating zero.
-        self.call("cuModuleLoadData", |d| unsafe { (d.cuModuleLoadData)(&mut module, image.as_ptr().cast()) })?;
-        Ok(Module(module))
-    }
-
-    /// A kernel of a module, allowed to take `shared` bytes of dynamic shared memory.
-    pub(super) fn function(&self, module: &Module, name: &CStr) -> Result<Function> {
-        let mut function = std::ptr::null_mut();
-        // SAFETY: modules are never unloaded before the context is.
-        self.call("cuModuleGetFunction", |d| unsafe { (d.cuModuleGetFunction)(&mut function, module.0, name.as_ptr()) })?;
+    /// A kernel of compiled code, which stays loaded as long as the context.
+    pub(super) fn load(&self, code: &[u8], name: &CStr) -> Result<Function> {
+        let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the code is a complete cubin.
+        self.call("cuModuleLoadData", |d| unsafe { (d.cuModuleLoadData)(&mut module, code.as_ptr().cast()) })?;
+        // SAFETY: the module was just loaded.
+        self.call("cuModuleGetFunction", |d| unsafe { (d.cuModuleGetFunction)(&mut function, module, name.as_ptr()) })?;
         Ok(Function(function))
     }
 
@@ -343,18 +372,11 @@ impl Context {
     }
 
     /// Launches a kernel. Each argument is given as the 8 bytes that start with its value.
-    pub(super) fn launch(
-        &self,
-        function: Function,
-        grid: (u32, u32, u32),
-        block: u32,
-        shared: usize,
-        args: &mut [u64],
-    ) -> Result<()> {
-        let mut pointers: Vec<*mut c_void> = args.iter_mut().map(|a| (a as *mut u64).cast()).collect();
+    pub(super) fn launch(&self, function: Function, grid: (u32, u32, u32), block: u32, shared: usize, args: &[u64]) -> Result<()> {
+        let mut pointers: Vec<*mut c_void> = args.iter().map(|a| std::ptr::from_ref(a).cast_mut().cast()).collect();
         let _turn = self.turn();
-        // SAFETY: the driver copies the arguments during the call, reading as many bytes of each as the kernel declares: at most 8.
-        // That number and types agree with the kernel's declaration is checked by running every kernel in the GPU tests.
+        // SAFETY: the driver copies the arguments during the call and writes to none, reading as many bytes of each as the kernel declares: at
+        // most 8. That number and types agree with the kernel's declaration is checked by running every kernel in the GPU tests.
         self.call("cuLaunchKernel", |d| unsafe {
             let null = std::ptr::null_mut();
             let (x, y, z) = grid;
@@ -365,30 +387,36 @@ impl Context {
     /// Records what `f` issues instead of running it. Other threads wait until it is done.
     pub(super) fn capture<R>(&self, f: impl FnOnce() -> Result<R>) -> Result<(GraphHandle, R)> {
         let _turn = self.turn();
-        if self.capturing.swap(true, Ordering::Relaxed) {
+        if self.is_capturing() {
             return Err(Error::Capture { op: "capture", message: "a capture is already under way on this device" });
         }
+        self.backlog.straight(self, || {
+            self.capturing.store(true, Ordering::Relaxed);
+            let result = self.capture_at_once(f);
+            self.capturing.store(false, Ordering::Relaxed);
+            result
+        })
+    }
+
+    fn capture_at_once<R>(&self, f: impl FnOnce() -> Result<R>) -> Result<(GraphHandle, R)> {
         // SAFETY: the stream lives as long as `self`. Relaxed mode lets the pool allocate meanwhile, which is not stream work.
-        let begun = self.call("cuStreamBeginCapture", |d| unsafe { (d.cuStreamBeginCapture_v2)(self.stream, CAPTURE_RELAXED) });
-        let result = begun.and_then(|()| {
-            let result = f();
-            let mut graph = std::ptr::null_mut();
-            // SAFETY: ends the capture begun above, whatever `f` returned.
-            let ended = self.call("cuStreamEndCapture", |d| unsafe { (d.cuStreamEndCapture)(self.stream, &mut graph) });
-            let graph = GraphOwner { context: self, graph };
-            let value = result?;
-            ended?;
-            let mut exec = std::ptr::null_mut();
-            // SAFETY: the graph was just captured and is complete.
-            self.call("cuGraphInstantiate", |d| unsafe { (d.cuGraphInstantiateWithFlags)(&mut exec, graph.graph, 0) })?;
-            Ok((GraphHandle(exec), value))
-        });
-        self.capturing.store(false, Ordering::Relaxed);
-        result
+        self.call("cuStreamBeginCapture", |d| unsafe { (d.cuStreamBeginCapture_v2)(self.stream, CAPTURE_RELAXED) })?;
+        let result = f();
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: ends the capture begun above, whatever `f` returned.
+        let ended = self.call("cuStreamEndCapture", |d| unsafe { (d.cuStreamEndCapture)(self.stream, &mut graph) });
+        let graph = GraphOwner { context: self, graph };
+        let value = result?;
+        ended?;
+        let mut exec = std::ptr::null_mut();
+        // SAFETY: the graph was just captured and is complete.
+        self.call("cuGraphInstantiate", |d| unsafe { (d.cuGraphInstantiateWithFlags)(&mut exec, graph.graph, 0) })?;
+        Ok((GraphHandle(exec), value))
     }
 
     pub(super) fn launch_graph(&self, graph: &GraphHandle) -> Result<()> {
         let _turn = self.turn();
+        self.catch_up()?;
         // SAFETY: the handle is destroyed only by its owner's `drop`.
         self.call("cuGraphLaunch", |d| unsafe { (d.cuGraphLaunch)(graph.0, self.stream) })
     }
@@ -403,9 +431,11 @@ impl Context {
         let _turn = self.turn();
         let start = Event::new(self, 0)?;
         let end = Event::new(self, 0)?;
-        start.record(self.stream)?;
-        f()?;
-        end.record(self.stream)?;
+        self.backlog.straight(self, || {
+            start.record(self.stream)?;
+            f()?;
+            end.record(self.stream)
+        })?;
         let mut milliseconds = 0.0;
         // SAFETY: both events live and the second has been recorded.
         self.call("cuEventSynchronize", |d| unsafe { (d.cuEventSynchronize)(end.event) })?;
@@ -460,6 +490,7 @@ impl SideStream {
 
     fn order(&self, before: Handle, after: Handle) -> Result<()> {
         let _turn = self.context.turn();
+        self.context.catch_up()?;
         let event = Event::new(&self.context, EVENT_NO_TIMING)?;
         event.record(before)?;
         // SAFETY: event and stream live. The driver keeps the event for as long as the stream waits for it.
@@ -473,13 +504,6 @@ impl Drop for SideStream {
         let _ = self.context.call("cuStreamDestroy", |d| unsafe { (d.cuStreamDestroy_v2)(self.stream) });
     }
 }
-
-/// A loaded module. Unloaded with the context.
-pub(super) struct Module(Handle);
-// SAFETY: an opaque handle that any thread may pass to the driver.
-unsafe impl Send for Module {}
-// SAFETY: as above.
-unsafe impl Sync for Module {}
 
 /// A kernel.
 #[derive(Clone, Copy)]

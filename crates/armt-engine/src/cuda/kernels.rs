@@ -1,22 +1,23 @@
 //! Our own kernels: `.cu` files in this folder, compiled by NVRTC for the card at hand on first use, and kept on disk.
 //!
-//! A file is compiled once for each element type (`typedef T`) and set of constants it is used with. The cache entry's name is a hash
-//! of everything that decides the code; its content carries a checksum. An entry that is missing, truncated or altered is compiled
-//! again; a folder that cannot be written is a warning, once.
+//! A program is one kernel of a file, for one element type (`typedef T`) and one set of constants. Whoever asks for a kernel that was never
+//! compiled gets it at once, and its code later: programs are compiled on all cores (`workers.rs`), and launches wait for them in their
+//! order (`backlog.rs`).
 
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::CudaDevice;
-use super::driver::{Context, Function, Module};
-use super::nvrtc::Nvrtc;
+use super::cache::{Cache, hash};
+use super::driver::{Context, Function};
+use super::nvrtc::{self, Nvrtc};
+use super::workers::Workers;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
-
-/// Names the folder of compiled kernels. Default: `armt/kernels` in `XDG_CACHE_HOME` or `~/.cache`.
-pub(super) const CACHE_VARIABLE: &str = "ARMT_CACHE_DIR";
 
 const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 /// What the files share whose names begin so, between the prelude and their own text.
@@ -131,141 +132,129 @@ pub(super) fn source_text(file: &str) -> Result<String> {
         .ok_or_else(|| Error::Bug(format!("there is no kernel file {file}.cu")))
 }
 
-/// The `-D` options of a file for an element type.
-pub(super) fn options(dtype: DType, defines: Defines<'_>) -> Vec<(&'static str, String)> {
+/// The `-D` options of a file for an element type: for one of its kernels, or for all.
+pub(super) fn options(dtype: DType, defines: Defines<'_>, kernel: Option<&str>) -> Vec<(String, String)> {
     let element = match dtype {
         DType::F32 => "float",
         DType::BF16 => "bf16",
         DType::I32 => "int",
     };
-    let mut options = vec![("C_T", element.to_string())];
-    options.extend(defines.iter().map(|(name, value)| (*name, value.to_string())));
+    let only = kernel.map_or(("C_ALL".into(), String::new()), |name| (format!("C_ONLY_{name}"), "WANTED".into()));
+    let mut options = vec![("C_T".into(), element.into()), only];
+    options.extend(defines.iter().map(|(name, value)| (name.to_string(), value.to_string())));
     options
 }
 
-/// FNV-1a, 64 bits: stable between builds, which the standard hasher does not promise.
-pub(super) fn hash(parts: &[&[u8]]) -> u64 {
-    let mut h = 0xcbf2_9ce4_8422_2325u64;
-    for part in parts {
-        for byte in part.iter().chain(&(part.len() as u64).to_le_bytes()) {
-            h = (h ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    }
-    h
-}
-
-/// The disk cache. Entries are `MAGIC, checksum of the code, code`.
-struct Cache {
-    folder: Option<PathBuf>,
-}
-
-const MAGIC: &[u8; 8] = b"ARMTKRN1";
-
-impl Cache {
-    fn new() -> Self {
-        let named = std::env::var_os(CACHE_VARIABLE).map(PathBuf::from);
-        let standard = || {
-            let base = std::env::var_os("XDG_CACHE_HOME")
-                .map(PathBuf::from)
-                .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")));
-            base.map(|b| b.join("armt"))
-        };
-        Cache { folder: named.or_else(standard).map(|f| f.join("kernels")) }
-    }
-
-    fn get(&self, name: &str) -> Option<Vec<u8>> {
-        let entry = std::fs::read(self.folder.as_ref()?.join(name)).ok()?;
-        let (head, code) = entry.split_at_checked(16)?;
-        let sound = head[..8] == MAGIC[..] && head[8..] == hash(&[code]).to_le_bytes() && !code.is_empty();
-        if !sound {
-            tracing::warn!("kernel cache entry {name} is damaged; compiling it again");
-        }
-        sound.then(|| code.to_vec())
-    }
-
-    /// Written beside and renamed, so that no reader ever sees half an entry.
-    fn put(&self, name: &str, code: &[u8]) -> std::io::Result<()> {
-        let Some(folder) = &self.folder else { return Ok(()) };
-        std::fs::create_dir_all(folder)?;
-        let beside = folder.join(format!("{name}.{}", std::process::id()));
-        let entry = [&MAGIC[..], &hash(&[code]).to_le_bytes(), code].concat();
-        std::fs::write(&beside, entry).and_then(|()| std::fs::rename(&beside, folder.join(name))).inspect_err(|_| {
-            let _ = std::fs::remove_file(&beside);
-        })
-    }
-}
-
-/// The compiler, the disk cache, and what has been loaded.
-pub(super) struct Kernels {
+/// What turns programs into code.
+struct Compiler {
     nvrtc: Nvrtc,
     arch: String,
     cache: Cache,
-    loaded: Mutex<Loaded>,
+    warned: AtomicBool,
 }
 
-#[derive(Default)]
-struct Loaded {
-    modules: HashMap<(String, DType, Vec<(&'static str, usize)>), Arc<Module>>,
-    functions: HashMap<(String, DType, Vec<(&'static str, usize)>, String), Function>,
-    warned: bool,
+/// One kernel of a file for an element type and constants.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Program {
+    file: String,
+    dtype: DType,
+    defines: Vec<(&'static str, usize)>,
+    kernel: String,
 }
 
-impl Kernels {
-    pub(super) fn new(nvrtc: Nvrtc, capability: (i32, i32)) -> Self {
-        Kernels { nvrtc, arch: arch_of(capability), cache: Cache::new(), loaded: Mutex::default() }
-    }
-
-    pub(super) fn nvrtc(&self) -> &Nvrtc {
-        &self.nvrtc
-    }
-
-    pub(super) fn arch(&self) -> &str {
-        &self.arch
-    }
-
-    pub(super) fn cache_folder(&self) -> Option<&PathBuf> {
-        self.cache.folder.as_ref()
-    }
-
-    fn code(&self, file: &str, dtype: DType, defines: Defines<'_>, warned: &mut bool) -> Result<Vec<u8>> {
-        let text = source_text(file)?;
-        let options = options(dtype, defines);
-        let version = format!("{:?}", self.nvrtc.version);
-        let key = hash(&[text.as_bytes(), format!("{options:?}").as_bytes(), self.arch.as_bytes(), version.as_bytes()]);
-        let name = format!("{file}-{dtype}-{}-{key:016x}.cubin", self.arch);
-        if let Some(code) = self.cache.get(&name) {
-            return Ok(code);
-        }
-        let code = self.nvrtc.compile(&format!("{file}.cu"), &text, &self.arch, &options)?;
-        if let Err(e) = self.cache.put(&name, &code)
-            && !std::mem::replace(warned, true)
+impl Compiler {
+    /// Compiles a program and keeps its code under `entry`. A folder that cannot be written is a warning, once.
+    fn compile(&self, file: &str, text: &str, defines: &[(String, String)], entry: &str) -> Result<Vec<u8>> {
+        let code = self.nvrtc.compile(&format!("{file}.cu"), text, &self.arch, defines)?;
+        if let Err(e) = self.cache.put(entry, &code)
+            && !self.warned.swap(true, Ordering::Relaxed)
         {
             let folder = self.cache.folder.as_deref().map(|f| f.display().to_string()).unwrap_or_default();
             tracing::warn!("kernels are compiled anew in each run: the cache folder {folder} cannot be written ({e})");
         }
         Ok(code)
     }
+}
 
-    fn function(&self, context: &Context, file: &str, dtype: DType, defines: Defines<'_>, name: &str) -> Result<Function> {
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (file.to_string(), dtype, defines.to_vec());
-        let function_key = (key.0.clone(), key.1, key.2.clone(), name.to_string());
-        if let Some(function) = loaded.functions.get(&function_key) {
+/// The name of a program's entry on disk: everything that decides its code.
+fn entry_name(program: &Program, text: &str, arch: &str, version: (i32, i32)) -> String {
+    let Program { file, dtype, defines, kernel } = program;
+    let options = nvrtc::options(arch, &options(*dtype, defines, Some(kernel)));
+    let key = hash(&[text.as_bytes(), format!("{options:?} {version:?}").as_bytes()]);
+    format!("{file}-{kernel}-{dtype}-{arch}-{key:016x}.cubin")
+}
+
+/// A kernel whose code is there, or being compiled.
+pub(super) struct Kernel {
+    name: CString,
+    function: OnceLock<Function>,
+    /// What the code will come from, until it is loaded.
+    code: Mutex<Option<Receiver<Result<Vec<u8>>>>>,
+}
+
+impl Kernel {
+    /// Waits for the code, and loads it.
+    fn function(&self, context: &Context) -> Result<Function> {
+        if let Some(function) = self.function.get() {
             return Ok(*function);
         }
-        let module = match loaded.modules.get(&key) {
-            Some(module) => module.clone(),
+        let mut code = self.code.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another thread may have loaded it meanwhile.
+        if let Some(function) = self.function.get() {
+            return Ok(*function);
+        }
+        let code = code.take().and_then(|code| code.recv().ok());
+        let code = code.ok_or_else(|| Error::Bug(format!("the kernel {:?} could not be compiled or loaded before", self.name)))?;
+        let function = context.load(&code?, &self.name)?;
+        Ok(*self.function.get_or_init(|| function))
+    }
+}
+
+/// Every kernel that was asked for.
+pub(super) struct Kernels {
+    compiler: Arc<Compiler>,
+    workers: Workers,
+    known: Mutex<HashMap<Program, Arc<Kernel>>>,
+}
+
+impl Kernels {
+    pub(super) fn new(nvrtc: Nvrtc, capability: (i32, i32)) -> Self {
+        let compiler = Compiler { nvrtc, arch: arch_of(capability), cache: Cache::new(), warned: AtomicBool::new(false) };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Kernels { compiler: Arc::new(compiler), workers: Workers::new(cores), known: Mutex::default() }
+    }
+
+    pub(super) fn nvrtc(&self) -> &Nvrtc {
+        &self.compiler.nvrtc
+    }
+
+    pub(super) fn arch(&self) -> &str {
+        &self.compiler.arch
+    }
+
+    pub(super) fn cache_folder(&self) -> Option<&PathBuf> {
+        self.compiler.cache.folder.as_ref()
+    }
+
+    fn kernel(&self, context: &Context, program: Program) -> Result<Arc<Kernel>> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = known.get(&program) {
+            return Ok(kernel.clone());
+        }
+        let Program { file, dtype, defines, kernel: name } = &program;
+        let (compiler, text, defines) = (self.compiler.clone(), source_text(file)?, options(*dtype, defines, Some(name)));
+        let entry = entry_name(&program, &text, &compiler.arch, compiler.nvrtc.version);
+        let name = CString::new(name.as_str()).map_err(|_| Error::Bug("a zero byte in a kernel's name".into()))?;
+        let (function, code) = match compiler.cache.get(&entry) {
+            Some(code) => (OnceLock::from(context.load(&code, &name)?), None),
             None => {
-                let code = self.code(file, dtype, defines, &mut loaded.warned)?;
-                let module = Arc::new(context.load_module(&code)?);
-                loaded.modules.insert(key, module.clone());
-                module
+                let file = file.clone();
+                (OnceLock::new(), Some(self.workers.start(move || compiler.compile(&file, &text, &defines, &entry))))
             }
         };
-        let c_name = CString::new(name).map_err(|_| Error::Bug("a zero byte in a kernel's name".into()))?;
-        let function = context.function(&module, &c_name)?;
-        loaded.functions.insert(function_key, function);
-        Ok(function)
+        let kernel = Arc::new(Kernel { name, function, code: Mutex::new(code) });
+        known.insert(program, kernel.clone());
+        Ok(kernel)
     }
 }
 
@@ -314,11 +303,34 @@ impl Argument for f32 {
 /// A launch under construction.
 pub(crate) struct Launch<'a> {
     device: &'a CudaDevice,
-    function: Function,
+    kernel: Arc<Kernel>,
     grid: (usize, usize, usize),
     block: usize,
     shared: usize,
     args: Vec<u64>,
+}
+
+/// A launch with all that it needs.
+pub(super) struct Call {
+    kernel: Arc<Kernel>,
+    grid: (u32, u32, u32),
+    block: u32,
+    shared: usize,
+    args: Vec<u64>,
+}
+
+impl Call {
+    /// Whether its kernel is there.
+    pub(super) fn is_ready(&self) -> bool {
+        self.kernel.function.get().is_some()
+    }
+
+    /// Makes the launch, once its kernel is compiled.
+    pub(super) fn make(&self, context: &Context) -> Result<()> {
+        let function = self.kernel.function(context)?;
+        context.allow_shared(function, self.shared)?;
+        context.launch(function, self.grid, self.block, self.shared, &self.args)
+    }
 }
 
 impl CudaDevice {
@@ -329,8 +341,9 @@ impl CudaDevice {
 
     /// Kernel `name` of `file`.cu for elements of `dtype`, compiled with constants named `C_...`.
     pub(crate) fn kernel_with(&self, file: &str, dtype: DType, defines: Defines<'_>, name: &str) -> Result<Launch<'_>> {
-        let function = self.kernels.function(&self.context, file, dtype, defines, name)?;
-        Ok(Launch { device: self, function, grid: (1, 1, 1), block: 256, shared: 0, args: Vec::with_capacity(16) })
+        let program = Program { file: file.into(), dtype, defines: defines.to_vec(), kernel: name.into() };
+        let kernel = self.kernels.kernel(&self.context, program)?;
+        Ok(Launch { device: self, kernel, grid: (1, 1, 1), block: 256, shared: 0, args: Vec::with_capacity(16) })
     }
 }
 
@@ -366,18 +379,23 @@ impl Launch<'_> {
         self
     }
 
-    /// Issues the launch on the device's stream.
-    pub(crate) fn run(mut self) -> Result<()> {
-        let (x, y, z) = self.grid;
+    /// The launch as it was constructed; `None` if it has no blocks.
+    pub(super) fn call(self) -> Result<Option<Call>> {
+        let Launch { kernel, grid: (x, y, z), block, shared, args, .. } = self;
         if x == 0 || y == 0 || z == 0 {
-            return Ok(());
+            return Ok(None);
         }
         if x > i32::MAX as usize || y > 65_535 || z > 65_535 {
             return Err(Error::unsupported("kernel launch", format!("a grid of {x} x {y} x {z} blocks is too large")));
         }
-        self.device.context.allow_shared(self.function, self.shared)?;
-        let grid = (x as u32, y as u32, z as u32);
-        self.device.context.launch(self.function, grid, self.block as u32, self.shared, &mut self.args)
+        Ok(Some(Call { kernel, grid: (x as u32, y as u32, z as u32), block: block as u32, shared, args }))
+    }
+
+    /// Issues the launch on the device's stream.
+    pub(crate) fn run(self) -> Result<()> {
+        let context = &self.device.context;
+        let Some(call) = self.call()? else { return Ok(()) };
+        context.issue(call.is_ready(), move |context| call.make(context))
     }
 }
 
@@ -386,27 +404,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_damaged_cache_entry_is_not_trusted() {
-        let dir = tempfile::tempdir().unwrap();
-        let cache = Cache { folder: Some(dir.path().join("kernels")) };
-        assert_eq!(cache.get("k"), None);
-        cache.put("k", b"code of a kernel").unwrap();
-        assert_eq!(cache.get("k").unwrap(), b"code of a kernel");
-        let path = dir.path().join("kernels/k");
-        let good = std::fs::read(&path).unwrap();
-        for damaged in [&good[..good.len() - 1], &good[..10], &[&good[..20], b"X", &good[21..]].concat()[..], b""] {
-            std::fs::write(&path, damaged).unwrap();
-            assert_eq!(cache.get("k"), None);
-        }
-    }
-
-    #[test]
-    fn an_unwritable_cache_folder_is_an_error_to_warn_about_only() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("file"), b"").unwrap();
-        let cache = Cache { folder: Some(dir.path().join("file/kernels")) };
-        assert!(cache.put("k", b"code").is_err());
-        assert_eq!(cache.get("k"), None);
+    fn whatever_decides_the_code_decides_the_name_of_its_entry() {
+        let program = Program { file: "norm".into(), dtype: DType::F32, defines: vec![("C_N", 64)], kernel: "norm_wide".into() };
+        let name = |program: &Program| entry_name(program, "text", "sm_90a", (13, 0));
+        let mut names = vec![
+            name(&program),
+            name(&Program { dtype: DType::BF16, ..program.clone() }),
+            name(&Program { defines: vec![("C_N", 8)], ..program.clone() }),
+            name(&Program { kernel: "norm_backward_wide".into(), ..program.clone() }),
+            entry_name(&program, "another text", "sm_90a", (13, 0)),
+            entry_name(&program, "text", "sm_80", (13, 0)),
+            entry_name(&program, "text", "sm_90a", (12, 9)),
+        ];
+        assert_eq!(names[0], name(&program));
+        let all = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), all);
     }
 
     #[test]

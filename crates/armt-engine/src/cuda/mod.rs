@@ -1,6 +1,8 @@
 //! The GPU: context, libraries, kernels, graphs. Everything is found and loaded at run time.
 
+mod backlog;
 mod blas;
+mod cache;
 mod check;
 mod communicator;
 pub(crate) mod driver;
@@ -13,12 +15,13 @@ mod nvrtc;
 mod tune;
 mod turns;
 mod watch;
+mod workers;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use blas::Blas;
+use blas::{Blas, Planned};
 pub(crate) use blas::{Epilogue, Matrix, Product};
 pub use check::{KernelCheck, check_kernels};
 pub use communicator::{Communicator, Membership};
@@ -30,7 +33,7 @@ pub use nccl::nccl_report;
 pub use nvml::Clocks;
 use nvml::Nvml;
 use nvrtc::Nvrtc;
-use tune::Choices;
+use tune::{Choices, Trial};
 
 use crate::error::{Error, Result};
 use crate::paths::Card;
@@ -42,7 +45,7 @@ pub(crate) const COUNTERS: usize = 4096;
 
 /// One GPU with its stream, its buffer pool, its libraries and its kernels.
 pub struct CudaDevice {
-    blas: Mutex<(Blas, Choices)>,
+    blas: Arc<Mutex<(Blas, Choices)>>,
     kernels: Kernels,
     /// Two i32: a code, and a value, that a kernel leaves when it meets bad input (a token id outside the table).
     fault: Block,
@@ -97,7 +100,7 @@ impl CudaDevice {
         let kernels = Kernels::new(nvrtc, context.capability);
         let choices = Choices::load(kernels.cache_folder().map(PathBuf::as_path), &context.name, blas.version);
         let device = Arc::new(CudaDevice {
-            blas: Mutex::new((blas, choices)),
+            blas: Arc::new(Mutex::new((blas, choices))),
             kernels,
             fault,
             counters,
@@ -165,7 +168,7 @@ impl CudaDevice {
         })
     }
 
-    pub(crate) fn upload<T: Copy>(&self, to: u64, from: &[T]) -> Result<()> {
+    pub(crate) fn upload<T: Copy + Send + 'static>(&self, to: u64, from: &[T]) -> Result<()> {
         self.context.upload(to, from)
     }
 
@@ -239,11 +242,32 @@ impl CudaDevice {
     pub(crate) fn product(&self, product: &Product) -> Result<bool> {
         // Before the lock: a thread that captures has the turn and may want the lock.
         let _turn = self.context.turn();
-        let (blas, choices) = &mut *self.blas.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(suggestions) = blas.prepare(product)? {
-            let choice = self.choose(blas, choices, product, suggestions)?;
-            blas.settle(product, choice);
+        let untried = {
+            let (blas, choices) = &mut *self.blas.lock().unwrap_or_else(PoisonError::into_inner);
+            match blas.prepare(product)? {
+                Planned::Never => return Ok(false),
+                Planned::Before => None,
+                Planned::Now(suggestions) => {
+                    let choice = choices.choice(product, suggestions, self.context.is_capturing());
+                    blas.settle(product, choice.unwrap_or(0));
+                    choice.is_none().then_some((suggestions, choices.among))
+                }
+            }
+        };
+        if let Some((suggestions, among)) = untried {
+            let (trial, blas) = (Trial::new(self, product, suggestions, among)?, self.blas.clone());
+            let ready = trial.is_ready();
+            let run = move |context: &Context| trial.run(context, &mut blas.lock().unwrap_or_else(PoisonError::into_inner));
+            self.context.issue(ready, run)?;
         }
-        blas.run(&self.context, product)
+        let (product, blas) = (*product, self.blas.clone());
+        self.context.issue(true, move |context| blas.lock().unwrap_or_else(PoisonError::into_inner).0.run(context, &product))?;
+        Ok(true)
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        self.context.abandon();
     }
 }

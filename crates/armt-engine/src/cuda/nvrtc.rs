@@ -30,6 +30,13 @@ c_api! {
 
 const COMPILATION_FAILED: c_int = 6;
 
+/// All options of a compilation. `defines` become `-D` options.
+pub(super) fn options(arch: &str, defines: &[(String, String)]) -> Vec<String> {
+    let mut options = vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), "-default-device".into()];
+    options.extend(defines.iter().map(|(name, value)| format!("-D{name}={value}")));
+    options
+}
+
 /// A loaded NVRTC.
 pub(super) struct Nvrtc {
     api: Api,
@@ -70,12 +77,10 @@ impl Nvrtc {
     }
 
     /// Compiles `source` to machine code for an architecture like `sm_90a`, or to PTX for one like `compute_90a`. `file` names it in
-    /// messages; `defines` become `-D` options.
-    pub(super) fn compile(&self, file: &str, source: &str, arch: &str, defines: &[(&str, String)]) -> Result<Vec<u8>> {
+    /// messages. Threads may compile at the same time.
+    pub(super) fn compile(&self, file: &str, source: &str, arch: &str, defines: &[(String, String)]) -> Result<Vec<u8>> {
         let c_string = |s: String| CString::new(s).map_err(|_| Error::Bug("a zero byte in a kernel's source".into()));
-        let mut options = vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), "-default-device".into()];
-        options.extend(defines.iter().map(|(name, value)| format!("-D{name}={value}")));
-        let options: Vec<CString> = options.into_iter().map(c_string).collect::<Result<_>>()?;
+        let options: Vec<CString> = options(arch, defines).into_iter().map(c_string).collect::<Result<_>>()?;
         let option_pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
         let (source, name) = (c_string(source.into())?, c_string(file.into())?);
         let mut program = std::ptr::null_mut();

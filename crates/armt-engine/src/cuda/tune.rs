@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 
 use super::CudaDevice;
 use super::blas::{Blas, Product};
-use super::kernels::hash;
+use super::cache::hash;
+use super::driver::Context;
+use super::kernels::Call;
 use crate::error::Result;
 use crate::paths;
 use crate::tensor::DType;
@@ -30,12 +32,12 @@ const WORTH: f32 = 0.98;
 pub(super) struct Choices {
     file: Option<PathBuf>,
     known: HashMap<u64, usize>,
-    among: Among,
+    pub(super) among: Among,
 }
 
 /// Which suggestions a product may run with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Among {
+pub(super) enum Among {
     /// The first.
     First,
     /// Those with the bits of the first.
@@ -52,6 +54,11 @@ impl Among {
             _ => Among::SameBits,
         }
     }
+}
+
+/// A product's name among the choices that are kept.
+fn name(p: &Product) -> u64 {
+    hash(&[format!("{:?}", p.key()).as_bytes()])
 }
 
 impl Choices {
@@ -72,6 +79,19 @@ impl Choices {
         Choices { known: text.lines().filter_map(line).collect(), file, among }
     }
 
+    /// Which of the `suggestions` for a product to take, or `None` if they must be tried. A product that is met in a capture cannot be tried,
+    /// and takes the first.
+    pub(super) fn choice(&self, p: &Product, suggestions: usize, capturing: bool) -> Option<usize> {
+        let operations = 2.0 * p.m as f64 * p.n as f64 * p.k as f64 * p.batch as f64;
+        if suggestions < 2 || !paths::tries_suggestions(operations) || self.among == Among::First {
+            return Some(0);
+        }
+        match self.known.get(&name(p)) {
+            Some(known) => Some(if *known < suggestions { *known } else { 0 }),
+            None => capturing.then_some(0),
+        }
+    }
+
     /// Keeps a choice. One that cannot be written is found again in the next run.
     fn keep(&mut self, product: u64, choice: usize) {
         self.known.insert(product, choice);
@@ -85,53 +105,71 @@ impl Choices {
     }
 }
 
-impl CudaDevice {
-    /// Which of the `suggestions` for a product to take.
-    pub(super) fn choose(&self, blas: &Blas, choices: &mut Choices, p: &Product, suggestions: usize) -> Result<usize> {
-        let operations = 2.0 * p.m as f64 * p.n as f64 * p.k as f64 * p.batch as f64;
-        if suggestions < 2 || !paths::tries_suggestions(operations) || choices.among == Among::First {
-            return Ok(0);
-        }
-        let name = hash(&[format!("{:?}", p.key()).as_bytes()]);
-        if let Some(known) = choices.known.get(&name) {
-            return Ok(if *known < suggestions { *known } else { 0 });
-        }
-        if self.context.is_capturing() {
-            return Ok(0);
-        }
-        let choice = self.fastest(blas, p, suggestions, choices.among)?;
-        choices.keep(name, choice);
-        Ok(choice)
-    }
+/// What it takes to try the suggestions for a product on its own operands, with results that nobody sees.
+///
+/// The buffers are those that were free when the product was issued, and what comes after it may have them again: the trial is made in the
+/// product's place among the work on the stream.
+pub(super) struct Trial {
+    planned: Product,
+    trial: Product,
+    suggestions: usize,
+    among: Among,
+    /// Address and bytes of each result.
+    outputs: Vec<(u64, usize)>,
+    /// Two sums over the bits of all results.
+    sums: u64,
+    prints: Vec<Call>,
+}
 
-    /// Tries the suggestions on the product's own operands, with results that nobody sees.
-    fn fastest(&self, blas: &Blas, p: &Product, suggestions: usize, among: Among) -> Result<usize> {
+impl Trial {
+    pub(super) fn new(device: &CudaDevice, p: &Product, suggestions: usize, among: Among) -> Result<Self> {
         let bytes = p.d.dtype.size() * ((p.batch - 1) * p.d.stride + p.m * p.n);
-        let (d, aux) = (self.pool().alloc(bytes)?, p.aux_stored().then(|| self.pool().alloc(bytes)).transpose()?);
+        let (d, aux) = (device.pool().alloc(bytes)?, p.aux_stored().then(|| device.pool().alloc(bytes)).transpose()?);
+        let sums = device.pool().alloc(16)?;
         let mut trial = *p;
         trial.d.ptr = d.address() as u64;
         trial.aux = aux.as_ref().map_or(0, |a| a.address() as u64);
-        let outputs: Vec<&Block> = std::iter::once(&d).chain(&aux).collect();
+        let outputs: Vec<_> = std::iter::once(&d).chain(&aux).map(|block| (block.address() as u64, bytes)).collect();
+        let print = |block: &Block| {
+            let launch = device.kernel("fingerprint", DType::F32, "fingerprint")?.cover(bytes / 2);
+            launch.arg(block.address()).arg(bytes / 2).arg(sums.address()).call()
+        };
+        let prints = std::iter::once(&d).chain(&aux).filter_map(|block| print(block).transpose()).collect::<Result<_>>()?;
+        Ok(Trial { planned: *p, trial, suggestions, among, outputs, sums: sums.address() as u64, prints })
+    }
+
+    /// Whether all that it launches is compiled.
+    pub(super) fn is_ready(&self) -> bool {
+        self.prints.iter().all(Call::is_ready)
+    }
+
+    /// Finds which suggestion to take, and keeps it.
+    pub(super) fn run(&self, context: &Context, (blas, choices): &mut (Blas, Choices)) -> Result<()> {
+        let choice = self.fastest(context, blas)?;
+        choices.keep(name(&self.planned), choice);
+        blas.settle(&self.planned, choice);
+        Ok(())
+    }
+
+    fn fastest(&self, context: &Context, blas: &Blas) -> Result<usize> {
+        let try_it = |suggestion| blas.try_suggestion(context, self.planned.key(), &self.trial, suggestion);
+        let words: usize = self.outputs.iter().map(|(_, bytes)| bytes / 2).sum();
         let mut first = None;
         let (mut best, mut fastest) = (0, f32::MAX);
-        for suggestion in 0..suggestions {
-            for output in &outputs {
-                self.context.zero(output.address() as u64, bytes)?;
-            }
-            if blas.try_suggestion(&self.context, p.key(), &trial, suggestion).is_err() {
+        for suggestion in 0..self.suggestions {
+            self.outputs.iter().try_for_each(|(address, bytes)| context.zero(*address, *bytes))?;
+            if try_it(suggestion).is_err() {
                 continue;
             }
-            let print = self.fingerprint(&outputs, bytes)?;
+            let print = self.fingerprint(context)?;
             let [_, zeros] = print;
-            if among == Among::SameBits && suggestion == 0 && zeros as usize > outputs.len() * bytes / 4 {
+            if self.among == Among::SameBits && suggestion == 0 && zeros as usize > words / 2 {
                 return Ok(0);
             }
-            if *first.get_or_insert(print) != print && among == Among::SameBits {
+            if *first.get_or_insert(print) != print && self.among == Among::SameBits {
                 continue;
             }
-            let time = self
-                .context
-                .time(|| (0..RUNS).try_for_each(|_| blas.try_suggestion(&self.context, p.key(), &trial, suggestion)))?;
+            let time = context.time(|| (0..RUNS).try_for_each(|_| try_it(suggestion)))?;
             let least = if suggestion == 0 { time } else { time / WORTH };
             if least < fastest {
                 (best, fastest) = (suggestion, time);
@@ -141,15 +179,11 @@ impl CudaDevice {
     }
 
     /// A number that says whether two results have the same bits, and how many of their 16-bit words are zero.
-    fn fingerprint(&self, outputs: &[&Block], bytes: usize) -> Result<[u64; 2]> {
-        let sums = self.pool().alloc(16)?;
-        self.context.zero(sums.address() as u64, 16)?;
-        for output in outputs {
-            let launch = self.kernel("fingerprint", DType::F32, "fingerprint")?.cover(bytes / 2);
-            launch.arg(output.address()).arg(bytes / 2).arg(sums.address()).run()?;
-        }
+    fn fingerprint(&self, context: &Context) -> Result<[u64; 2]> {
+        context.zero(self.sums, 16)?;
+        self.prints.iter().try_for_each(|print| print.make(context))?;
         let mut print = [0u64; 2];
-        self.context.download(sums.address() as u64, &mut print)?;
+        context.download(self.sums, &mut print)?;
         Ok(print)
     }
 }

@@ -219,7 +219,9 @@ impl Pool {
     /// Gives every unused buffer back to the system, the parent's too, but those of recorded graphs: a replay writes to them.
     pub(crate) fn trim(&self) {
         if !self.recorded.load(Ordering::Relaxed) {
-            for (class, addresses) in self.lock().drain() {
+            // Not under the lock: freeing may wait for another thread's turn, in which that thread may want a buffer.
+            let free = std::mem::take(&mut *self.lock());
+            for (class, addresses) in free {
                 for address in addresses {
                     self.raw_free(address, class);
                 }

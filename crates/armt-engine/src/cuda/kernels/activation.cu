@@ -8,14 +8,14 @@ __device__ __forceinline__ float gelu_erf_slope(float x) {
 
 constexpr int WIDE = 16 / sizeof(T);
 #define UNARY(name, value, slope)                                                                                   \
-    extern "C" __global__ void name(const T* x, T* y, i64 n) {                                                      \
+    KERNEL(name)(const T* x, T* y, i64 n) {                                                                         \
         each_wide<WIDE>(n, aligned(x, y), [&](auto count, i64 i) {                                                  \
             Vec<T, count.k> own = *(const Vec<T, count.k>*)(x + i), out;                                            \
             for (int e = 0; e < count.k; e++) { float v = to_f32(own.v[e]); out.v[e] = from_f32<T>(value); }        \
             *(Vec<T, count.k>*)(y + i) = out;                                                                       \
         });                                                                                                         \
     }                                                                                                               \
-    extern "C" __global__ void name##_backward(const T* x, const T* dy, T* dx, i64 n) {                             \
+    KERNEL(name##_backward)(const T* x, const T* dy, T* dx, i64 n) {                                                \
         each_wide<WIDE>(n, aligned(x, dy, dx), [&](auto count, i64 i) {                                             \
             Vec<T, count.k> own = *(const Vec<T, count.k>*)(x + i), up = *(const Vec<T, count.k>*)(dy + i), out;    \
             for (int e = 0; e < count.k; e++) {                                                                     \
@@ -49,25 +49,25 @@ __device__ __forceinline__ void gelu_bias(const T* u, const T* dy, T* du, float*
         store(du + i, out);
     });
 }
-extern "C" __global__ void __launch_bounds__(256, 4) gelu_bias_backward(const T* u, const T* dy, T* du, float* dbias, i64 middle, i64 inner,
-                                                                  bool accumulate, float* partial, int* counters) {
+KERNEL(gelu_bias_backward, __launch_bounds__(256, 4))(const T* u, const T* dy, T* du, float* dbias, i64 middle, i64 inner,
+                                                bool accumulate, float* partial, int* counters) {
     gelu_bias<1>(u, dy, du, dbias, middle, inner, accumulate, partial, counters);
 }
 // inner is a multiple of WIDE and all of them lie at multiples of 16 bytes.
-extern "C" __global__ void __launch_bounds__(256, 4) gelu_bias_backward_wide(const T* u, const T* dy, T* du, float* dbias, i64 middle,
-                                                                       i64 inner, bool accumulate, float* partial, int* counters) {
+KERNEL(gelu_bias_backward_wide, __launch_bounds__(256, 4))(const T* u, const T* dy, T* du, float* dbias, i64 middle,
+                                                     i64 inner, bool accumulate, float* partial, int* counters) {
     gelu_bias<WIDE>(u, dy, du, dbias, middle, inner, accumulate, partial, counters);
 }
 
 // rows [gate, up] of 2 f -> silu(gate) up, rows of f
-extern "C" __global__ void swiglu(const T* x, T* y, i64 n, i64 f) {
+KERNEL(swiglu)(const T* x, T* y, i64 n, i64 f) {
     EACH(i, n) {
         i64 at = i / f * 2 * f + i % f;
         float g = to_f32(x[at]), u = to_f32(x[at + f]);
         y[i] = from_f32<T>(g * sigmoid_of(g) * u);
     }
 }
-extern "C" __global__ void swiglu_backward(const T* x, const T* dy, T* dx, i64 n, i64 f) {
+KERNEL(swiglu_backward)(const T* x, const T* dy, T* dx, i64 n, i64 f) {
     EACH(i, n) {
         i64 at = i / f * 2 * f + i % f;
         float g = to_f32(x[at]), u = to_f32(x[at + f]), d = to_f32(dy[i]);

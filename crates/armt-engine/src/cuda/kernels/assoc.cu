@@ -4,7 +4,7 @@ constexpr float EPSILON = 1e-5f;
 
 extern __shared__ float4 shared_floats[];
 
-extern "C" __global__ void dpfp(const T* x, T* y, i64 n, int dm, int nu) {
+KERNEL(dpfp)(const T* x, T* y, i64 n, int dm, int nu) {
     int width = 2 * dm, dk = nu * width;
     EACH(i, n) {
         const T* row = x + i / dk * dm;
@@ -12,7 +12,7 @@ extern "C" __global__ void dpfp(const T* x, T* y, i64 n, int dm, int nu) {
         y[i] = from_f32<T>(rectified(row, c, dm) * rectified(row, back(c, j, width), dm));
     }
 }
-extern "C" __global__ void dpfp_backward(const T* x, const T* dy, T* dx, i64 n, int dm, int nu) {
+KERNEL(dpfp_backward)(const T* x, const T* dy, T* dx, i64 n, int dm, int nu) {
     i64 dk = 2 * (i64)nu * dm;
     EACH(i, n) {
         const T* row = x + i / dm * dm;
@@ -24,7 +24,7 @@ extern "C" __global__ void dpfp_backward(const T* x, const T* dy, T* dx, i64 n, 
 }
 
 // qn = phi(q) / (z . phi(q) + eps): a warp for each query, t queries to a z. Shared: r of every warp.
-extern "C" __global__ void read_features(const T* q, const float* z, T* qn, i64 rows, int t, int dm, int nu) {
+KERNEL(read_features)(const T* q, const float* z, T* qn, i64 rows, int t, int dm, int nu) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = 2 * dm, dk = nu * width;
     i64 row = (i64)blockIdx.x * (blockDim.x / 32) + warp;
     if (row >= rows) return;
@@ -43,7 +43,7 @@ extern "C" __global__ void read_features(const T* q, const float* z, T* qn, i64 
 }
 
 // dq from dqn, and weights = dden den = -(dqn . phi) / den. Shared: r and dphi of every warp.
-extern "C" __global__ void read_backward(const T* q, const float* z, const T* dqn, T* dq, float* weights, i64 rows, int t, int dm, int nu) {
+KERNEL(read_backward)(const T* q, const float* z, const T* dqn, T* dq, float* weights, i64 rows, int t, int dm, int nu) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = 2 * dm, dk = nu * width;
     i64 row = (i64)blockIdx.x * (blockDim.x / 32) + warp;
     if (row >= rows) return;
@@ -75,7 +75,7 @@ extern "C" __global__ void read_backward(const T* q, const float* z, const T* dq
 }
 
 // dz[n] (+)= sum_t weights[n, t] qn[n, t]: block (n, 32 features) of 128 threads, 4 queries at a time.
-extern "C" __global__ void read_backward_z(const T* qn, const float* weights, float* dz, int t, int dk, bool accumulate) {
+KERNEL(read_backward_z)(const T* qn, const float* weights, float* dz, int t, int dk, bool accumulate) {
     __shared__ float part[4][33];
     int tiles = (dk + 31) / 32, lane = threadIdx.x % 32, row = threadIdx.x / 32;
     i64 n = blockIdx.x / tiles;
@@ -98,9 +98,9 @@ constexpr int BATCH = 12; // features of a lane that are summed side by side
 // What is left of the write's way back after assoc_walk.cu: block n adds its sums, `count` of dphi [n, count, m, dk] and `splits` of db and
 // dden [n, splits, 2, m], in order, a warp for a token, finishes dk and dbeta, and turns h from dz' to dz. Shared: r and dphi of every warp,
 // dz, dden.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-write_backward_sum(const T* k, const T* beta, const float* z, const int* empty, float* h, const float* parts, const float* scalars, T* dk_out,
-                   T* dbeta, int m, int dm, int nu, int count, int splits, bool correction) {
+KERNEL(write_backward_sum, __launch_bounds__(THREADS, 2))
+(const T* k, const T* beta, const float* z, const int* empty, float* h, const float* parts, const float* scalars, T* dk_out,
+    T* dbeta, int m, int dm, int nu, int count, int splits, bool correction) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = 2 * dm, dk = nu * width;
     i64 n = blockIdx.x;
     float* all_r = (float*)shared_floats;

@@ -75,9 +75,9 @@ __device__ __forceinline__ void load_both(const Tokens<WRITTEN>& t, const Tokens
 
 // A' takes A's place, z' = z + sum_i gamma_i phi_i, y = residual + A'^T phi_q / (z' . phi_q + eps): block n, for m tokens and `count` queries.
 // `kept`, if given, receives what was added to each key, [n, m, d].
-extern "C" __global__ void __launch_bounds__(THREADS, LIGHT)
-write_read(const T* k, const T* v, const T* beta, float* a, const float* z, const int* empty, float* z_new, float* kept, const T* queries,
-           const T* residual, T* y, int m, int count, int dm, int nu, int d, int buffers, bool correction) {
+KERNEL(write_read, __launch_bounds__(THREADS, LIGHT))
+(const T* k, const T* v, const T* beta, float* a, const float* z, const int* empty, float* z_new, float* kept, const T* queries,
+    const T* residual, T* y, int m, int count, int dm, int nu, int d, int buffers, bool correction) {
     i64 n = blockIdx.x;
     bool blank = empty && empty[n];
     Tokens<WRITTEN> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, correction && (PROJECTED || !blank), PROJECTED, blank};
@@ -151,10 +151,10 @@ write_read(const T* k, const T* v, const T* beta, float* a, const float* z, cons
 // The way back of both: block n. a is A' and becomes A, taking `kept` back, or zero where it was empty; h turns from dz' to dz and, if `change`,
 // grad from dA' to dA; with dk, dv and dbeta of the tokens and dq of the queries. Tiles of A' and of its gradient take turns in two pieces
 // of shared memory, or with `early` in three, so that the next tile of A' is on its way.
-extern "C" __global__ void __launch_bounds__(THREADS, HEAVY)
-write_read_backward(const T* k, const T* v, const T* beta, float* a, const float* z, const float* z_new, const int* empty, const float* kept,
-                    const T* queries, const T* dy, float* grad, float* h, bool change, T* dk_out, T* dv, T* dbeta, T* dq, int m, int count,
-                    int dm, int nu, int d, bool early, bool correction) {
+KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
+(const T* k, const T* v, const T* beta, float* a, const float* z, const float* z_new, const int* empty, const float* kept,
+    const T* queries, const T* dy, float* grad, float* h, bool change, T* dk_out, T* dv, T* dbeta, T* dq, int m, int count,
+    int dm, int nu, int d, bool early, bool correction) {
     i64 n = blockIdx.x;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     bool blank = empty && empty[n];

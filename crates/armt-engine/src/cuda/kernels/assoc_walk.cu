@@ -36,8 +36,8 @@ __device__ __forceinline__ void project_to(const Tokens<GROUP>& t, const float* 
 
 #if !C_PROJECTED // a read is the same after either write
 // y = residual + qn A for the few queries of a memory, at most one group: block n. Twin of read_features and a product.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
-read_few(const T* q, const float* a, const float* z, const T* residual, T* y, int m, int dm, int nu, int d, int buffers) {
+KERNEL(read_few, __launch_bounds__(THREADS, 3))
+(const T* q, const float* a, const float* z, const T* residual, T* y, int m, int dm, int nu, int d, int buffers) {
     i64 n = blockIdx.x;
     Tokens<GROUP> t = {q + n * m * dm, nullptr, z + n * 2 * dm * nu, m, dm, nu, false};
     Held s(t, buffers, 1, true);
@@ -68,9 +68,9 @@ read_few(const T* q, const float* a, const float* z, const T* residual, T* y, in
 
 #if C_HELD > 0
 // The whole way back of read_few: block n. da += sum_t qn_t (x) dy_t, dz += sum_t dden_t phi_t, and dq. What is null is not wanted.
-extern "C" __global__ void __launch_bounds__(THREADS, HEAVY)
-read_few_backward(const T* q, const float* a, const float* z, const T* dy, T* dq, float* da, float* dz, int m, int dm, int nu, int d,
-                  int buffers, bool add_a, bool add_z) {
+KERNEL(read_few_backward, __launch_bounds__(THREADS, HEAVY))
+(const T* q, const float* a, const float* z, const T* dy, T* dq, float* da, float* dz, int m, int dm, int nu, int d,
+    int buffers, bool add_a, bool add_z) {
     i64 n = blockIdx.x;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Tokens<GROUP> t = {q + n * m * dm, nullptr, z + n * 2 * dm * nu, m, dm, nu, false};
@@ -139,9 +139,9 @@ read_few_backward(const T* q, const float* a, const float* z, const T* dy, T* dq
 
 // Block (n, split). The last split, which has the fewest tiles, also makes z'. a_new may be a: every block keeps to its own columns. If
 // given, `kept` receives what was added to each key, [n, m, d], and `rounded` the new memory in the tokens' type.
-extern "C" __global__ void __launch_bounds__(THREADS, LIGHT)
-write(const T* k, const T* v, const T* beta, const float* a, const float* z, const int* empty, float* a_new, float* z_new, float* kept,
-      T* rounded, int m, int dm, int nu, int d, int splits, int buffers, bool correction) {
+KERNEL(write, __launch_bounds__(THREADS, LIGHT))
+(const T* k, const T* v, const T* beta, const float* a, const float* z, const int* empty, float* a_new, float* z_new, float* kept,
+    T* rounded, int m, int dm, int nu, int d, int splits, int buffers, bool correction) {
     int split = blockIdx.x % splits;
     i64 n = blockIdx.x / splits;
     bool blank = empty && empty[n];
@@ -193,9 +193,9 @@ __device__ __forceinline__ void take_back(const Tokens<GROUP>& t, const Held& s,
 }
 
 // Block (n, split): a = a - sum_i psi_i (x) kept_i, in place; zero if it was empty.
-extern "C" __global__ void __launch_bounds__(THREADS, LIGHT)
-write_undo(const T* k, const T* beta, const float* z, const int* empty, const float* kept, float* a, int m, int dm, int nu, int d, int splits,
-           int buffers) {
+KERNEL(write_undo, __launch_bounds__(THREADS, LIGHT))
+(const T* k, const T* beta, const float* z, const int* empty, const float* kept, float* a, int m, int dm, int nu, int d, int splits,
+    int buffers) {
     i64 n = blockIdx.x / splits;
     Tokens<GROUP> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, false, PROJECTED};
     Held s(t, buffers, 1, false);
@@ -221,9 +221,9 @@ write_undo(const T* k, const T* beta, const float* z, const int* empty, const fl
 // Block (n, split): dv, sums over the columns of each side of the split's tiles of dphi [n, split, side, m, dk], and over all of them of db
 // and dden [n, split, 2, m], and, if `change`, grad turned from dA' to dA. With `kept`, a is the new memory and becomes the old one. In the
 // projected write dphi is [n, split, side, 2, m, dk]: what comes back to phi from A, and what comes back to psi.
-extern "C" __global__ void __launch_bounds__(THREADS, HEAVY)
-write_backward(const T* k, const T* v, const T* beta, float* a, const float* z, float* grad, T* dv, bool change, float* dphi, float* scalars,
-               const int* empty, const float* kept, int m, int dm, int nu, int d, int splits, int buffers) {
+KERNEL(write_backward, __launch_bounds__(THREADS, HEAVY))
+(const T* k, const T* v, const T* beta, float* a, const float* z, float* grad, T* dv, bool change, float* dphi, float* scalars,
+    const int* empty, const float* kept, int m, int dm, int nu, int d, int splits, int buffers) {
     i64 n = blockIdx.x / splits;
     Tokens<GROUP> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, false, PROJECTED}; // gamma is not needed here
     Held s(t, buffers, 2, true);
@@ -312,9 +312,9 @@ write_backward(const T* k, const T* v, const T* beta, float* a, const float* z, 
 #if C_PROJECTED
 // What is left of the projected write's way back: block n adds its sums, `count` of both kinds of dphi [n, count, 2, m, dk] and `splits` of db and
 // dden [n, splits, 2, m], in order, takes psi's way back and finishes dk and dbeta. dz is dz' here, so that h is only read.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-projected_backward_sum(const T* k, const T* beta, const float* z, const int* empty, const float* h, const float* parts, const float* scalars,
-                       T* dk_out, T* dbeta, int m, int dm, int nu, int count, int splits, bool correction) {
+KERNEL(projected_backward_sum, __launch_bounds__(THREADS, 2))
+(const T* k, const T* beta, const float* z, const int* empty, const float* h, const float* parts, const float* scalars,
+    T* dk_out, T* dbeta, int m, int dm, int nu, int count, int splits, bool correction) {
     i64 n = blockIdx.x;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Tokens<GROUP> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, correction, PROJECTED, empty && empty[n]};

@@ -66,9 +66,9 @@ __device__ __forceinline__ void store(T* to, i64 stride, int first, int limit, i
 }
 
 // o [n, tq, heads, size], lse [n, heads, tq] (may be null). Keys up to row + tk - tq are visible, if the mask [n, tk] (may be null) says so.
-extern "C" __global__ void __launch_bounds__(128)
-attention_forward(const T* q, const T* k, const T* v, const int* mask, T* o, float* lse, i64 q_row, i64 k_row, int heads, int group, int tq,
-                  int tk, int size, float scale) {
+KERNEL(attention_forward, __launch_bounds__(128))
+(const T* q, const T* k, const T* v, const int* mask, T* o, float* lse, i64 q_row, i64 k_row, int heads, int group, int tq,
+    int tk, int size, float scale) {
     float *qs = shared_floats, *ks = qs + ROWS * WIDTH, *vs = ks + PASS * PAD;
     int tiles = (tq + ROWS - 1) / ROWS, tile = blockIdx.x % tiles, lane = threadIdx.x % 32, own = threadIdx.x / 32 * OWN;
     i64 head = blockIdx.x / tiles, n = head / heads;
@@ -118,7 +118,7 @@ attention_forward(const T* q, const T* k, const T* v, const int* mask, T* o, flo
 }
 
 // delta [n, heads, tq] = do . o, one warp for each row [n, tq, heads].
-extern "C" __global__ void attention_delta(const T* o, const T* d_o, float* delta, i64 rows, i64 heads, i64 tq, i64 size) {
+KERNEL(attention_delta)(const T* o, const T* d_o, float* delta, i64 rows, i64 heads, i64 tq, i64 size) {
     int lane = threadIdx.x % 32;
     for (i64 row = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < rows; row += (i64)gridDim.x * blockDim.x / 32) {
         float x = 0.f;
@@ -130,9 +130,9 @@ extern "C" __global__ void attention_delta(const T* o, const T* d_o, float* delt
 }
 
 // dq_i = scale sum_j ds_ij k_j, ds_ij = p_ij (do_i . v_j - delta_i)
-extern "C" __global__ void __launch_bounds__(128)
-attention_backward_q(const T* q, const T* k, const T* v, const int* mask, const T* d_o, const float* lse, const float* delta, T* dq,
-                     i64 q_row, i64 k_row, int heads, int group, int tq, int tk, int size, float scale) {
+KERNEL(attention_backward_q, __launch_bounds__(128))
+(const T* q, const T* k, const T* v, const int* mask, const T* d_o, const float* lse, const float* delta, T* dq,
+    i64 q_row, i64 k_row, int heads, int group, int tq, int tk, int size, float scale) {
     float *qs = shared_floats, *gs = qs + ROWS * WIDTH, *ks = gs + ROWS * WIDTH, *vs = ks + PASS * PAD;
     int tiles = (tq + ROWS - 1) / ROWS, tile = blockIdx.x % tiles, lane = threadIdx.x % 32, own = threadIdx.x / 32 * OWN;
     i64 head = blockIdx.x / tiles, n = head / heads, o_row = (i64)heads * size;
@@ -174,9 +174,9 @@ attention_backward_q(const T* q, const T* k, const T* v, const int* mask, const 
 }
 
 // dv_j = sum_i p_ij do_i and dk_j = scale sum_i ds_ij q_i, over the rows of all query heads of the group, in order.
-extern "C" __global__ void __launch_bounds__(128, 1)
-attention_backward_kv(const T* q, const T* k, const T* v, const int* mask, const T* d_o, const float* lse, const float* delta, T* dk, T* dv,
-                      i64 q_row, i64 k_row, int heads, int group, int tq, int tk, int size, float scale) {
+KERNEL(attention_backward_kv, __launch_bounds__(128, 1))
+(const T* q, const T* k, const T* v, const int* mask, const T* d_o, const float* lse, const float* delta, T* dk, T* dv,
+    i64 q_row, i64 k_row, int heads, int group, int tq, int tk, int size, float scale) {
     float *ks = shared_floats, *vs = ks + ROWS * WIDTH, *qs = vs + ROWS * WIDTH, *gs = qs + PASS * PAD;
     int tiles = (tk + ROWS - 1) / ROWS, tile = blockIdx.x % tiles, lane = threadIdx.x % 32, own = threadIdx.x / 32 * OWN;
     int key_heads = heads / group, first = tile * ROWS + own, offset = tk - tq;

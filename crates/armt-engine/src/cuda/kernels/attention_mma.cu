@@ -53,9 +53,9 @@ template <int N> __device__ __forceinline__ int groups_until(int first, int last
 }
 
 // o [n, tq, heads, SIZE], lse [n, heads, tq] (may be null). Keys up to row + tk - tq are visible, if the mask [n, tk] (may be null) says so.
-extern "C" __global__ void __launch_bounds__(THREADS)
-attention_forward(const bf16* q, const bf16* k, const bf16* v, const int* mask, bf16* o, float* lse, i64 q_row, i64 k_row, int heads,
-                  int group, int tq, int tk, int size, float scale) {
+KERNEL(attention_forward, __launch_bounds__(THREADS))
+(const bf16* q, const bf16* k, const bf16* v, const int* mask, bf16* o, float* lse, i64 q_row, i64 k_row, int heads,
+    int group, int tq, int tk, int size, float scale) {
     bf16 *qs = (bf16*)shared_bytes, *ks = qs + ROWS * SIZE, *vs = ks + 2 * FORTH * SIZE;
     int tiles = (tq + ROWS - 1) / ROWS, all = gridDim.x / tiles, own = threadIdx.x / 32 * 16;
     // The last tiles have the most keys: they start first.
@@ -104,9 +104,9 @@ attention_forward(const bf16* q, const bf16* k, const bf16* v, const int* mask, 
 }
 
 // dq_i = scale sum_j ds_ij k_j, ds_ij = p_ij (do_i . v_j - delta_i). Leaves delta_i = do_i . o_i for the kernel of keys and values.
-extern "C" __global__ void __launch_bounds__(THREADS)
-attention_backward_q(const bf16* q, const bf16* k, const bf16* v, const int* mask, const bf16* o, const bf16* d_o,
-                     const float* lse, float* delta, bf16* dq, i64 q_row, i64 k_row, int heads, int group, int tq, int tk, int size, float scale) {
+KERNEL(attention_backward_q, __launch_bounds__(THREADS))
+(const bf16* q, const bf16* k, const bf16* v, const int* mask, const bf16* o, const bf16* d_o,
+    const float* lse, float* delta, bf16* dq, i64 q_row, i64 k_row, int heads, int group, int tq, int tk, int size, float scale) {
     bf16 *qs = (bf16*)shared_bytes, *gs = qs + ROWS * SIZE, *ks = gs + ROWS * SIZE, *vs = ks + 2 * BACK * SIZE;
     int tiles = (tq + ROWS - 1) / ROWS, all = gridDim.x / tiles, lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16;
     int tile = tiles - 1 - blockIdx.x / all, head = blockIdx.x % all, h = head % heads, offset = tk - tq;
@@ -176,9 +176,9 @@ attention_backward_q(const bf16* q, const bf16* k, const bf16* v, const int* mas
 
 // dv_j = sum_i p_ij do_i and dk_j = scale sum_i ds_ij q_i, over the rows of all query heads of the group, in order. Scores are computed
 // transposed, keys down and queries across.
-extern "C" __global__ void __launch_bounds__(THREADS)
-attention_backward_kv(const bf16* q, const bf16* k, const bf16* v, const int* mask, const bf16* d_o, const float* lse, const float* delta,
-                      bf16* dk, bf16* dv, i64 q_row, i64 k_row, int heads, int group, int tq, int tk, int size, float scale) {
+KERNEL(attention_backward_kv, __launch_bounds__(THREADS))
+(const bf16* q, const bf16* k, const bf16* v, const int* mask, const bf16* d_o, const float* lse, const float* delta,
+    bf16* dk, bf16* dv, i64 q_row, i64 k_row, int heads, int group, int tq, int tk, int size, float scale) {
     bf16 *ks = (bf16*)shared_bytes, *vs = ks + ROWS * SIZE, *qs = vs + ROWS * SIZE, *gs = qs + 2 * BACK * SIZE;
     float *ls = (float*)(gs + 2 * BACK * SIZE), *dls = ls + 2 * BACK;
     int tiles = (tk + ROWS - 1) / ROWS, all = gridDim.x / tiles, lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16;
@@ -262,9 +262,9 @@ attention_backward_kv(const bf16* q, const bf16* k, const bf16* v, const int* ma
 
 #if C_WARPS == 1
 // The whole way back of sequences that fit one tile, where every query head has keys of its own: block (n, head) of one warp.
-extern "C" __global__ void __launch_bounds__(32)
-attention_backward_short(const bf16* q, const bf16* k, const bf16* v, const int* mask, const bf16* o, const bf16* d_o, const float* lse, bf16* dq,
-                         bf16* dk, bf16* dv, i64 q_row, i64 k_row, int heads, int group, int tq, int tk, int size, float scale) {
+KERNEL(attention_backward_short, __launch_bounds__(32))
+(const bf16* q, const bf16* k, const bf16* v, const int* mask, const bf16* o, const bf16* d_o, const float* lse, bf16* dq,
+    bf16* dk, bf16* dv, i64 q_row, i64 k_row, int heads, int group, int tq, int tk, int size, float scale) {
     constexpr int TILE = 16 * SIZE;
     bf16 *qs = (bf16*)shared_bytes, *ks = qs + TILE, *vs = ks + TILE, *gs = vs + TILE, *os = gs + TILE;
     float *ls = (float*)(os + TILE), *dls = ls + 16; // of each query: log-sum-exp, do . o

@@ -33,8 +33,8 @@ template <class F> __device__ __forceinline__ void each_input(const T* x, const 
     }
 }
 
-extern "C" __global__ void conv(const T* x, const T* weight, const T* bias, const float* tail, const int* seen, T* y, i64 n, int texts,
-                                int tokens, int width) {
+KERNEL(conv)(const T* x, const T* weight, const T* bias, const float* tail, const int* seen, T* y, i64 n, int texts,
+             int tokens, int width) {
     EACH(i, n) {
         At at(i, tokens, width);
         const int* own = seen ? seen + at.s * tokens : nullptr;
@@ -50,7 +50,7 @@ extern "C" __global__ void conv(const T* x, const T* weight, const T* bias, cons
 }
 
 // The last C_K - 1 inputs of [tail, tokens that are seen]; n = sequences * width.
-extern "C" __global__ void conv_tail(const T* x, const float* tail, const int* seen, float* out, i64 n, int tokens, int width) {
+KERNEL(conv_tail)(const T* x, const float* tail, const int* seen, float* out, i64 n, int tokens, int width) {
     EACH(i, n) {
         i64 s = i / width, e = i % width;
         const int* own = seen ? seen + s * tokens : nullptr;
@@ -81,8 +81,8 @@ __device__ __forceinline__ float given(const T* weight, const T* dy, const float
 }
 
 // n = sequences * tokens * width.
-extern "C" __global__ void conv_back(const T* weight, const T* dy, const float* dtail, const int* seen, T* dx, i64 n, int texts, int tokens,
-                                     int width) {
+KERNEL(conv_back)(const T* weight, const T* dy, const float* dtail, const int* seen, T* dx, i64 n, int texts, int tokens,
+                  int width) {
     EACH(i, n) {
         At at(i, tokens, width);
         const int* own = seen ? seen + at.s * tokens : nullptr;
@@ -96,8 +96,8 @@ extern "C" __global__ void conv_back(const T* weight, const T* dy, const float* 
 }
 
 // n = sequences * (C_K - 1) * width.
-extern "C" __global__ void conv_tail_back(const T* weight, const T* dy, const float* dtail, const int* seen, float* out, i64 n, int texts,
-                                          int tokens, int width) {
+KERNEL(conv_tail_back)(const T* weight, const T* dy, const float* dtail, const int* seen, float* out, i64 n, int texts,
+                       int tokens, int width) {
     EACH(i, n) {
         At at(i, C_K - 1, width);
         const int* own = seen ? seen + at.s * tokens : nullptr;
@@ -108,8 +108,8 @@ extern "C" __global__ void conv_tail_back(const T* weight, const T* dy, const fl
 }
 
 // Sums over a piece of a layer's tokens, of dy times each input and of dy: partial [groups, pieces, C_K + 1, width].
-extern "C" __global__ void conv_weight_sums(const T* x, const float* tail, const int* seen, const T* dy, float* partial, int texts, int tokens,
-                                            int width) {
+KERNEL(conv_weight_sums)(const T* x, const float* tail, const int* seen, const T* dy, float* partial, int texts, int tokens,
+                         int width) {
     int e = blockIdx.x * blockDim.x + threadIdx.x, pieces = gridDim.y;
     if (e >= width) return;
     i64 group = blockIdx.z, rows = (i64)texts * tokens, length = (rows + pieces - 1) / pieces, from = blockIdx.y * length;
@@ -128,7 +128,7 @@ extern "C" __global__ void conv_weight_sums(const T* x, const float* tail, const
 }
 
 // From sums [groups, C_K + 1, width] to the gradients of weights [groups, width, C_K] and bias; n = their number.
-extern "C" __global__ void conv_weight_give(const float* sums, T* dweight, T* dbias, i64 n, int width) {
+KERNEL(conv_weight_give)(const float* sums, T* dweight, T* dbias, i64 n, int width) {
     EACH(i, n) {
         int k = int(i % (C_K + 1));
         i64 channel = i / (C_K + 1), group = channel / width, e = channel % width;

@@ -76,18 +76,18 @@ __device__ __forceinline__ void losses_of(const T* logits, const int* targets, f
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-row_losses(const T* logits, const int* targets, float* lse, float* losses, i64 rows, i64 classes, int* fault) {
+KERNEL(row_losses, __launch_bounds__(256))
+(const T* logits, const int* targets, float* lse, float* losses, i64 rows, i64 classes, int* fault) {
     losses_of<false>(logits, targets, lse, losses, rows, classes, fault);
 }
-extern "C" __global__ void __launch_bounds__(256)
-row_losses_short(const T* logits, const int* targets, float* lse, float* losses, i64 rows, i64 classes, int* fault) {
+KERNEL(row_losses_short, __launch_bounds__(256))
+(const T* logits, const int* targets, float* lse, float* losses, i64 rows, i64 classes, int* fault) {
     losses_of<true>(logits, targets, lse, losses, rows, classes, fault);
 }
 
 // One block: loss = the mean of the losses of rows with a target, and share = 1 / their number; both 0 where there is none.
-extern "C" __global__ void __launch_bounds__(1024)
-mean_loss(const float* losses, const int* targets, float* loss, float* share, i64 rows) {
+KERNEL(mean_loss, __launch_bounds__(1024))
+(const float* losses, const int* targets, float* loss, float* share, i64 rows) {
     __shared__ float scratch[32];
     float sum = 0, count = 0;
 #pragma unroll 4
@@ -126,14 +126,14 @@ __device__ __forceinline__ void gradient_of(const T* logits, const int* targets,
     });
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-cross_entropy_backward(const T* logits, const int* targets, const float* lse, const float* share, const float* dloss, T* dlogits,
-                       i64 rows, i64 classes) {
+KERNEL(cross_entropy_backward, __launch_bounds__(256))
+(const T* logits, const int* targets, const float* lse, const float* share, const float* dloss, T* dlogits,
+    i64 rows, i64 classes) {
     gradient_of<false>(logits, targets, lse, share, dloss, dlogits, rows, classes);
 }
-extern "C" __global__ void __launch_bounds__(256)
-cross_entropy_backward_short(const T* logits, const int* targets, const float* lse, const float* share, const float* dloss,
-                             T* dlogits, i64 rows, i64 classes) {
+KERNEL(cross_entropy_backward_short, __launch_bounds__(256))
+(const T* logits, const int* targets, const float* lse, const float* share, const float* dloss,
+    T* dlogits, i64 rows, i64 classes) {
     gradient_of<true>(logits, targets, lse, share, dloss, dlogits, rows, classes);
 }
 
@@ -178,9 +178,9 @@ template <bool SHORT> __device__ __forceinline__ void largest_of(const T* x, int
     if (at.rank == 0) y[at.row] = where == NOWHERE ? 0 : where;
 }
 
-extern "C" __global__ void __launch_bounds__(256) argmax(const T* x, int* y, i64 rows, i64 length) {
+KERNEL(argmax, __launch_bounds__(256))(const T* x, int* y, i64 rows, i64 length) {
     largest_of<false>(x, y, rows, length);
 }
-extern "C" __global__ void __launch_bounds__(256) argmax_short(const T* x, int* y, i64 rows, i64 length) {
+KERNEL(argmax_short, __launch_bounds__(256))(const T* x, int* y, i64 rows, i64 length) {
     largest_of<true>(x, y, rows, length);
 }

@@ -2,25 +2,25 @@
 // a is [outer, middle, inner]; b has strides along each, 0 where it repeats.
 constexpr int WIDE = 16 / sizeof(T);
 #define BINARY(name, op)                                                                                                    \
-    extern "C" __global__ void name(const T* a, const T* b, T* y, i64 n, i64 middle, i64 inner, i64 so, i64 sm, i64 si) {    \
-        if (so == 0 && sm == 0 && si == 1 && middle == 1 && inner == n) {                                                    \
-            each_wide<WIDE>(n, aligned(a, b, y), [&](auto count, i64 i) {                                                    \
-                Vec<T, count.k> x = *(const Vec<T, count.k>*)(a + i), z = *(const Vec<T, count.k>*)(b + i), out;             \
-                for (int e = 0; e < count.k; e++) out.v[e] = from_f32<T>(to_f32(x.v[e]) op to_f32(z.v[e]));                  \
-                *(Vec<T, count.k>*)(y + i) = out;                                                                            \
-            });                                                                                                              \
-        } else {                                                                                                             \
-            EACH(i, n) {                                                                                                     \
-                i64 row = i / inner, at = row / middle * so + row % middle * sm + i % inner * si;                            \
-                y[i] = from_f32<T>(to_f32(a[i]) op to_f32(b[at]));                                                           \
-            }                                                                                                                \
-        }                                                                                                                    \
+    KERNEL(name)(const T* a, const T* b, T* y, i64 n, i64 middle, i64 inner, i64 so, i64 sm, i64 si) {                      \
+        if (so == 0 && sm == 0 && si == 1 && middle == 1 && inner == n) {                                                   \
+            each_wide<WIDE>(n, aligned(a, b, y), [&](auto count, i64 i) {                                                   \
+                Vec<T, count.k> x = *(const Vec<T, count.k>*)(a + i), z = *(const Vec<T, count.k>*)(b + i), out;            \
+                for (int e = 0; e < count.k; e++) out.v[e] = from_f32<T>(to_f32(x.v[e]) op to_f32(z.v[e]));                 \
+                *(Vec<T, count.k>*)(y + i) = out;                                                                           \
+            });                                                                                                             \
+        } else {                                                                                                            \
+            EACH(i, n) {                                                                                                    \
+                i64 row = i / inner, at = row / middle * so + row % middle * sm + i % inner * si;                           \
+                y[i] = from_f32<T>(to_f32(a[i]) op to_f32(b[at]));                                                          \
+            }                                                                                                               \
+        }                                                                                                                   \
     }
 BINARY(add, +)
 BINARY(sub, -)
 BINARY(mul, *)
 
-extern "C" __global__ void scale(const T* a, T* y, i64 n, float c) {
+KERNEL(scale)(const T* a, T* y, i64 n, float c) {
     each_wide<WIDE>(n, aligned(a, y), [&](auto count, i64 i) {
         Vec<T, count.k> x = *(const Vec<T, count.k>*)(a + i), out;
         for (int e = 0; e < count.k; e++) out.v[e] = from_f32<T>(c * to_f32(x.v[e]));
@@ -29,7 +29,7 @@ extern "C" __global__ void scale(const T* a, T* y, i64 n, float c) {
 }
 
 // y = gelu?(u + bias), rows of n in groups of m rows; `before` gets u + bias where it is asked for. u may be y or before.
-extern "C" __global__ void bias_activation(const T* u, const T* bias, T* before, T* y, i64 count, i64 m, i64 n, bool use_gelu) {
+KERNEL(bias_activation)(const T* u, const T* bias, T* before, T* y, i64 count, i64 m, i64 n, bool use_gelu) {
     EACH(i, count) {
         float v = to_f32(u[i]);
         if (bias) v += to_f32(bias[i / (m * n) * n + i % n]);

@@ -1,7 +1,7 @@
 // Rows of a table, and the sum of gradient rows into one.
 
 // y[r] = table[ids[r]]: a warp a row. An id outside the table is reported in the fault words, and row 0 stands in for it.
-extern "C" __global__ void embedding(const T* table, const int* ids, T* y, i64 rows, i64 d, i64 vocabulary, int* fault) {
+KERNEL(embedding)(const T* table, const int* ids, T* y, i64 rows, i64 d, i64 vocabulary, int* fault) {
     constexpr int N = 16 / sizeof(T);
     bool wide = (((u64)table | (u64)y | (u64)d * sizeof(T)) & 15) == 0;
     int lane = threadIdx.x % 32;
@@ -27,8 +27,8 @@ extern "C" __global__ void embedding(const T* table, const int* ids, T* y, i64 r
 // warp's matches follow from ballots), then adds the listed rows, a thread a column.
 constexpr int CHUNK = 2048, TAKE = CHUNK / 256, AHEAD = 8;
 
-extern "C" __global__ void __launch_bounds__(256)
-embedding_backward(const T* dy, const int* ids, float* dtable, i64 n, i64 d, i64 vocabulary, i64 span, i64 length) {
+KERNEL(embedding_backward, __launch_bounds__(256))
+(const T* dy, const int* ids, float* dtable, i64 n, i64 d, i64 vocabulary, i64 span, i64 length) {
     __shared__ int list[CHUNK]; // row in the range * CHUNK + position in the chunk
     __shared__ int counts[8];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -1,6 +1,6 @@
 // A sum that depends on every word and its place but not on the order of adding, and the number of words that are zero.
 
-extern "C" __global__ void fingerprint(const unsigned short* words, long long n, unsigned long long* sums) {
+KERNEL(fingerprint)(const unsigned short* words, long long n, unsigned long long* sums) {
   unsigned long long sum = 0, zeros = 0;
   const long long stride = (long long)gridDim.x * blockDim.x;
   for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {

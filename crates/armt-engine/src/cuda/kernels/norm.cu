@@ -241,24 +241,24 @@ __device__ __forceinline__ void wide_backward(const T* x, const T* gain, const T
 
 // `there` blocks of the forward pass on a multiprocessor: as many as do without spills. On the way back `blocks` of them, which norm.rs
 // knows too.
-#define HELD_ROWS(name, n, held, lanes, there, blocks)                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS, there)                                                                    \
-        norm_##name(const T* x, const T* gain, const T* bias, T* y, i64 rows, i64 m, i64 d, float eps) {                            \
+#define HELD_ROWS(name, n, held, lanes, there, blocks)                                                                              \
+    KERNEL(norm_##name, __launch_bounds__(THREADS, there))                                                                          \
+        (const T* x, const T* gain, const T* bias, T* y, i64 rows, i64 m, i64 d, float eps) {                                       \
         forward<n, held, lanes>(x, gain, bias, y, rows, m, (int)d, eps);                                                            \
     }                                                                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS, blocks)                                                                   \
-        norm_backward_##name(const T* x, const T* gain, const T* dy, T* dx, float* dgain, float* dbias, i64 length, i64 m, i64 d,   \
-                             float eps, bool add) {                                                                                 \
+    KERNEL(norm_backward_##name, __launch_bounds__(THREADS, blocks))                                                                \
+        (const T* x, const T* gain, const T* dy, T* dx, float* dgain, float* dbias, i64 length, i64 m, i64 d,                       \
+         float eps, bool add) {                                                                                                     \
         backward<n, held, lanes>(x, gain, dy, dx, dgain, dbias, length, m, (int)d, eps, add);                                       \
     }
-#define WIDE_ROWS(name, n)                                                                                                           \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                                           \
-        norm_##name(const T* x, const T* gain, const T* bias, T* y, i64 rows, i64 m, i64 d, float eps) {                            \
+#define WIDE_ROWS(name, n)                                                                                                          \
+    KERNEL(norm_##name, __launch_bounds__(THREADS))                                                                                 \
+        (const T* x, const T* gain, const T* bias, T* y, i64 rows, i64 m, i64 d, float eps) {                                       \
         wide_forward<n>(x, gain, bias, y, m, d, eps);                                                                               \
     }                                                                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                                           \
-        norm_backward_##name(const T* x, const T* gain, const T* dy, T* dx, float* dgain, float* dbias, i64 length, i64 m, i64 d,   \
-                             float eps, bool add) {                                                                                 \
+    KERNEL(norm_backward_##name, __launch_bounds__(THREADS))                                                                        \
+        (const T* x, const T* gain, const T* dy, T* dx, float* dgain, float* dbias, i64 length, i64 m, i64 d,                       \
+         float eps, bool add) {                                                                                                     \
         wide_backward<n>(x, gain, dy, dx, dgain, dbias, length, m, d, eps, add);                                                    \
     }
 

@@ -1,8 +1,8 @@
 // AdamW and the norm of all gradients. Everything is f32; the shadow is what bf16 computations use.
 
 // numbers: lr, 1 - b1^t, 1 - b2^t, factor of clipping by norm, below 0 where the norm is not finite: then nothing is changed
-extern "C" __global__ void adamw(float* value, const float* grad, float* mean, float* square, bf16* shadow, const float* numbers,
-                                 i64 n, float rate, float decay, float beta1, float beta2, float eps, float limit) {
+KERNEL(adamw)(float* value, const float* grad, float* mean, float* square, bf16* shadow, const float* numbers,
+              i64 n, float rate, float decay, float beta1, float beta2, float eps, float limit) {
     float lr = numbers[0] * rate, factor = numbers[3];
     if (factor < 0.f) return;
     float keep = 1.f - lr * decay, size = lr / numbers[1], root = rsqrtf(numbers[2]);
@@ -20,7 +20,7 @@ extern "C" __global__ void adamw(float* value, const float* grad, float* mean, f
 }
 
 // One block sums the squares of one piece.
-extern "C" __global__ void sum_of_squares(const float* x, float* partial, i64 n, i64 piece) {
+KERNEL(sum_of_squares)(const float* x, float* partial, i64 n, i64 piece) {
     __shared__ float scratch[32];
     i64 from = blockIdx.x * piece, to = min(from + piece, n);
     float s = 0;
@@ -30,7 +30,7 @@ extern "C" __global__ void sum_of_squares(const float* x, float* partial, i64 n,
 }
 
 // One block adds the pieces, in a fixed order.
-extern "C" __global__ void norm_factor(const float* partial, i64 n, float* norm, float* numbers, float most) {
+KERNEL(norm_factor)(const float* partial, i64 n, float* norm, float* numbers, float most) {
     __shared__ float scratch[32];
     float s = 0;
     for (i64 i = threadIdx.x; i < n; i += blockDim.x) s += partial[i];

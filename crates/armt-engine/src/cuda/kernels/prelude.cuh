@@ -5,6 +5,18 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
+// KERNEL(name, bounds)(parameters) { .. }: a file has many of them and a program one, the one that -DC_ONLY_name=WANTED names, since somebody
+// waits for its compilation. The others are templates that nobody uses, which costs no more than reading them. C_ALL makes all.
+#define WANTED ~, extern "C"
+#define SECOND(first, second, ...) second
+#define SECOND_OF(...) SECOND(__VA_ARGS__)
+#ifdef C_ALL
+#define LINKAGE(asked) extern "C"
+#else
+#define LINKAGE(asked) SECOND_OF(asked, template <int = 0>, ~)
+#endif
+#define KERNEL(name, ...) LINKAGE(C_ONLY_##name) __global__ void __VA_ARGS__ name
+
 struct bf16 { u16 bits; };
 typedef C_T T;
 
@@ -81,9 +93,8 @@ template <class... P> __device__ __forceinline__ bool aligned(P... pointers) { r
 // gridDim.y pieces of the summed axis leave partial sums [outer, pieces, inner]; the last block to finish, known by a counter that it sets
 // back to zero, adds them in order. One piece gives the result at once, and needs neither.
 
-// Whether this block is the last of `pieces` to come here; all its threads get the answer, and see what the others wrote.
-__device__ __forceinline__ bool is_last(int* counter, int pieces) {
-    __shared__ bool last;
+// Whether this block is the last of `pieces` to come here; all its threads get the answer, through the shared `last`, and see what the others wrote.
+__device__ __forceinline__ bool is_last(int* counter, int pieces, bool& last) {
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -122,6 +133,7 @@ struct Sums {
 template <int N, int AHEAD, class L, class F>
 __device__ __forceinline__ void sum_columns(Sums sums, i64 middle, i64 inner, float* partial, int* counters, L load, F add) {
     __shared__ float part[8][32 * N];
+    __shared__ bool last;
     i64 tiles = (inner + 32 * N - 1) / (32 * N), o = blockIdx.x / tiles, piece = blockIdx.y, pieces = gridDim.y;
     i64 length = (middle + pieces - 1) / pieces, from = piece * length, to = min(from + length, middle);
     int lane = threadIdx.x % 32, row = threadIdx.x / 32;
@@ -143,7 +155,7 @@ __device__ __forceinline__ void sum_columns(Sums sums, i64 middle, i64 inner, fl
         if (row == 0 && at < inner)
 #pragma unroll
             for (int e = 0; e < N; e++) partial[(o * pieces + piece) * inner + at + e] = s[e];
-        if (!is_last(counters + blockIdx.x, (int)pieces)) return;
+        if (!is_last(counters + blockIdx.x, (int)pieces, last)) return;
 #pragma unroll
         for (int e = 0; e < N; e++) s[e] = 0;
         // Past the first cache, which does not see what other blocks wrote.

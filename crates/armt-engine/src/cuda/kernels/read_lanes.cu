@@ -48,7 +48,7 @@ struct Row {
 };
 
 // qn = phi(q) / (z . phi(q) + eps).
-extern "C" __global__ void __launch_bounds__(32 * WARPS) read_features(const T* q, const float* z, T* qn, int t, int nu, int each) {
+KERNEL(read_features, __launch_bounds__(32 * WARPS))(const T* q, const float* z, T* qn, int t, int nu, int each) {
     Share s(t, each);
     q += s.n * t * HALF, qn += s.n * t * nu * WIDTH;
     Orders<float> zs(z + s.n * nu * WIDTH, s.lane, nu);
@@ -75,8 +75,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) read_features(const T* 
 }
 
 // dq from dqn, and the chunk's sum of dden_t phi_t to parts [n, chunk, nu WIDTH], if wanted: dden = -(dqn . phi) / den^2.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
-read_backward(const T* q, const float* z, const T* dqn, T* dq, float* parts, int t, int nu, int each) {
+KERNEL(read_backward, __launch_bounds__(32 * WARPS))
+(const T* q, const float* z, const T* dqn, T* dq, float* parts, int t, int nu, int each) {
     __shared__ float sums[WARPS][ORDERS * WIDTH];
     Share s(t, each);
     q += s.n * t * HALF, dq += s.n * t * HALF, dqn += s.n * t * nu * WIDTH;

@@ -1,8 +1,9 @@
 // Sums over the middle axis of [outer, middle, inner], in f32 and in a fixed order. How pieces of that axis are added: see the prelude.
 
 // inner = 1: block (o, piece)
-extern "C" __global__ void sum_last(const T* x, float* y, i64 middle, bool accumulate, float* partial, int* counters) {
+KERNEL(sum_last)(const T* x, float* y, i64 middle, bool accumulate, float* partial, int* counters) {
     __shared__ float scratch[32];
+    __shared__ bool last;
     i64 o = blockIdx.x, piece = blockIdx.y, pieces = gridDim.y;
     i64 length = (middle + pieces - 1) / pieces, from = piece * length, to = min(from + length, middle);
     float s = 0;
@@ -10,7 +11,7 @@ extern "C" __global__ void sum_last(const T* x, float* y, i64 middle, bool accum
     s = block_sum(s, scratch);
     if (pieces > 1) {
         if (threadIdx.x == 0) partial[o * pieces + piece] = s;
-        if (!is_last(counters + o, (int)pieces)) return;
+        if (!is_last(counters + o, (int)pieces, last)) return;
         s = 0;
         for (i64 p = threadIdx.x; p < pieces; p += blockDim.x) s += __ldcg(partial + o * pieces + p);
         s = block_sum(s, scratch);
@@ -26,18 +27,18 @@ __device__ __forceinline__ void sum_elements(const T* x, Sums sums, i64 middle, 
         for (int e = 0; e < N; e++) s[e] += to_f32(own.v[e]);
     });
 }
-extern "C" __global__ void __launch_bounds__(256) sum_middle(const T* x, float* y, i64 middle, bool accumulate, float* partial, int* counters,
-                                                           i64 inner, float* second, i64 split) {
+KERNEL(sum_middle, __launch_bounds__(256))(const T* x, float* y, i64 middle, bool accumulate, float* partial, int* counters,
+                                         i64 inner, float* second, i64 split) {
     sum_elements<1>(x, Sums{y, second, split, accumulate}, middle, inner, partial, counters);
 }
 // inner is a multiple of 4 and x lies at one of 16 bytes.
-extern "C" __global__ void __launch_bounds__(256) sum_middle_wide(const T* x, float* y, i64 middle, bool accumulate, float* partial,
-                                                                int* counters, i64 inner, float* second, i64 split) {
+KERNEL(sum_middle_wide, __launch_bounds__(256))(const T* x, float* y, i64 middle, bool accumulate, float* partial,
+                                              int* counters, i64 inner, float* second, i64 split) {
     sum_elements<4>(x, Sums{y, second, split, accumulate}, middle, inner, partial, counters);
 }
 
 // dx[o, m, i] = dy[o, i]
-extern "C" __global__ void spread(const float* dy, T* dx, i64 n, i64 middle, i64 inner) {
+KERNEL(spread)(const float* dy, T* dx, i64 n, i64 middle, i64 inner) {
     EACH(j, n) dx[j] = from_f32<T>(dy[j / (middle * inner) * inner + j % inner]);
 }
 
@@ -51,7 +52,7 @@ template <int N> __device__ __forceinline__ float dot_of(const T* x, const T* w,
     }
     return warp_sum(s);
 }
-extern "C" __global__ void one_column(const T* x, const T* w, const T* bias, T* y, i64 rows, i64 m, i64 k) {
+KERNEL(one_column)(const T* x, const T* w, const T* bias, T* y, i64 rows, i64 m, i64 k) {
     constexpr int N = 16 / sizeof(T);
     i64 r = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, group = r / m;
     if (r >= rows) return;

@@ -18,8 +18,8 @@ __device__ __forceinline__ void rotate(const T* x, const float* cos, const float
         y[i] = from_f32<T>(second ? own * c + other * s : own * c - other * s);
     }
 }
-extern "C" __global__ void rotary(const T* x, const float* cos, const float* sin, T* y, i64 n, i64 row, i64 rotated, i64 size, i64 half,
-                                  i64 t, i64 table, float sign) {
+KERNEL(rotary)(const T* x, const float* cos, const float* sin, T* y, i64 n, i64 row, i64 rotated, i64 size, i64 half,
+               i64 t, i64 table, float sign) {
     if (n < 1ll << 31)
         rotate<u32>(x, cos, sin, y, n, (u32)row, (u32)rotated, (u32)size, (u32)half, (u32)t, (u32)table, sign);
     else

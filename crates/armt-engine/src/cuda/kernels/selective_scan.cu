@@ -99,21 +99,21 @@ __device__ __forceinline__ void run(const T* u, const T* delta, const float* bia
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128, 3) scan(const T* u, const T* delta, const float* bias, const float* a_log, const T* b, const T* c,
-                                                        const float* d, const int* seen, const float* starts, T* y, float* last, int texts,
-                                                        int tokens, int width, int n, int chunk) {
+KERNEL(scan, __launch_bounds__(128, 3))(const T* u, const T* delta, const float* bias, const float* a_log, const T* b, const T* c,
+                                      const float* d, const int* seen, const float* starts, T* y, float* last, int texts,
+                                      int tokens, int width, int n, int chunk) {
     run<false>(u, delta, bias, a_log, b, c, d, seen, starts, y, last, nullptr, {texts, tokens, width, n, chunk});
 }
-extern "C" __global__ void __launch_bounds__(128, 3) scan_local(const T* u, const T* delta, const float* bias, const float* a_log, const T* b,
-                                                              const int* seen, float* ends, float* sums, int texts, int tokens, int width, int n,
-                                                              int chunk) {
+KERNEL(scan_local, __launch_bounds__(128, 3))(const T* u, const T* delta, const float* bias, const float* a_log, const T* b,
+                                            const int* seen, float* ends, float* sums, int texts, int tokens, int width, int n,
+                                            int chunk) {
     run<true>(u, delta, bias, a_log, b, nullptr, nullptr, seen, nullptr, nullptr, ends, sums, {texts, tokens, width, n, chunk});
 }
 
 // Turns the ends of chunks, each from zero, into where they begin, from `state` on; backwards from the last chunk where `reverse`.
 // count = sequences * width * n.
-extern "C" __global__ void scan_join(const float* a_log, const float* sums, const float* state, float* ends, i64 count, int texts, int width, int n,
-                                     int chunks, bool reverse) {
+KERNEL(scan_join)(const float* a_log, const float* sums, const float* state, float* ends, i64 count, int texts, int width, int n,
+                  int chunks, bool reverse) {
     EACH(i, count) {
         i64 each = (i64)width * n, s = i / each, rest = i % each, e = rest / n;
         float a = -expf(a_log[s / texts * each + rest]), value = state[i];
@@ -127,8 +127,8 @@ extern "C" __global__ void scan_join(const float* a_log, const float* sums, cons
 }
 
 // The gradient of the state before each chunk where none comes from behind it.
-extern "C" __global__ void __launch_bounds__(128, 3) scan_back_local(const T* delta, const float* bias, const float* a_log, const T* c, const int* seen,
-                                                                   const T* dy, float* ends, int texts, int tokens, int width, int n, int chunk) {
+KERNEL(scan_back_local, __launch_bounds__(128, 3))(const T* delta, const float* bias, const float* a_log, const T* c, const int* seen,
+                                                 const T* dy, float* ends, int texts, int tokens, int width, int n, int chunk) {
     __shared__ float tile_c[SUB][PADDED];
     Sizes z = {texts, tokens, width, n, chunk};
     Place p(z, seen);
@@ -152,10 +152,10 @@ extern "C" __global__ void __launch_bounds__(128, 3) scan_back_local(const T* de
 
 // All gradients, from the states where chunks begin and the gradients of the states where they end. `marks` has room for the state before every
 // SUB tokens. dB and dC are sums over a block's channels, [sequences, tokens, blocks, n]; those of parameters over a chunk, [chunks of all, ..].
-extern "C" __global__ void __launch_bounds__(128, 3)
-    scan_back(const T* u, const T* delta, const float* bias, const float* a_log, const T* b, const T* c, const float* d, const int* seen,
-              const float* starts, const float* grads, const T* dy, float* marks, T* du, T* ddelta, float* dbias, float* da, float* db, float* dc,
-              float* dd, float* dstate, int texts, int tokens, int width, int n, int chunk) {
+KERNEL(scan_back, __launch_bounds__(128, 3))
+    (const T* u, const T* delta, const float* bias, const float* a_log, const T* b, const T* c, const float* d, const int* seen,
+     const float* starts, const float* grads, const T* dy, float* marks, T* du, T* ddelta, float* dbias, float* da, float* db, float* dc,
+     float* dd, float* dstate, int texts, int tokens, int width, int n, int chunk) {
     __shared__ float tile_b[SUB][PADDED], tile_c[SUB][PADDED], red_b[SUB][4][PADDED], red_c[SUB][4][PADDED];
     Sizes z = {texts, tokens, width, n, chunk};
     Place p(z, seen);

@@ -1,6 +1,6 @@
 // Stretches of `width` elements from rows that lie x_stride apart to rows that lie y_stride apart; n = rows * width.
-#define STRETCHES(name, X, Y, change)                                                                                                \
-    extern "C" __global__ void name(const X* x, Y* y, i64 n, i64 width, i64 x_stride, i64 x_at, i64 y_stride, i64 y_at) {           \
+#define STRETCHES(name, X, Y, change)                                                                                               \
+    KERNEL(name)(const X* x, Y* y, i64 n, i64 width, i64 x_stride, i64 x_at, i64 y_stride, i64 y_at) {                              \
         EACH(i, n) {                                                                                                                \
             i64 row = i / width, column = i - row * width;                                                                          \
             X from = x[row * x_stride + x_at + column];                                                                             \

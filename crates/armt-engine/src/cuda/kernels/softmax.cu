@@ -53,19 +53,19 @@ template <int HELD> __device__ __forceinline__ void backward(const T* y, const T
     }
 }
 
-#define HELD_ROWS(held)                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(256) softmax_##held(const T* x, T* y, i64 rows, i64 d) {                           \
+#define HELD_ROWS(held)                                                                                                             \
+    KERNEL(softmax_##held, __launch_bounds__(256))(const T* x, T* y, i64 rows, i64 d) {                                             \
         forward<held>(x, y, rows, (int)d);                                                                                          \
     }                                                                                                                               \
-    extern "C" __global__ void __launch_bounds__(256)                                                                               \
-        softmax_backward_##held(const T* y, const T* dy, T* dx, i64 rows, i64 d) {                                                  \
+    KERNEL(softmax_backward_##held, __launch_bounds__(256))                                                                         \
+        (const T* y, const T* dy, T* dx, i64 rows, i64 d) {                                                                         \
         backward<held>(y, dy, dx, rows, (int)d);                                                                                    \
     }
 HELD_ROWS(2)
 HELD_ROWS(8)
 HELD_ROWS(32)
 
-extern "C" __global__ void __launch_bounds__(256) softmax_wide(const T* x, T* y, i64 rows, i64 d) {
+KERNEL(softmax_wide, __launch_bounds__(256))(const T* x, T* y, i64 rows, i64 d) {
     __shared__ float scratch[32];
     x += blockIdx.x * d;
     y += blockIdx.x * d;
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(256) softmax_wide(const T* x, T* y,
     float scale = 1.f / block_sum(sum, scratch);
     for (i64 c = threadIdx.x; c < d; c += blockDim.x) y[c] = from_f32<T>(__expf(to_f32(x[c]) - max) * scale);
 }
-extern "C" __global__ void __launch_bounds__(256) softmax_backward_wide(const T* y, const T* dy, T* dx, i64 rows, i64 d) {
+KERNEL(softmax_backward_wide, __launch_bounds__(256))(const T* y, const T* dy, T* dx, i64 rows, i64 d) {
     __shared__ float scratch[32];
     y += blockIdx.x * d;
     dy += blockIdx.x * d;

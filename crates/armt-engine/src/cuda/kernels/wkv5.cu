@@ -40,8 +40,8 @@ struct Place {
 __device__ __forceinline__ float decay_of(float x) { return expf(-expf(x)); }
 
 // Ends of chunks from zero, and how many of their tokens are seen.
-extern "C" __global__ void __launch_bounds__(C_N, 1) wkv_local(const T* c, const T* d, const float* decay, const int* seen, float* ends, float* counts,
-                                                             int texts, int tokens, int width, int length, bool reverse) {
+KERNEL(wkv_local, __launch_bounds__(C_N, 1))(const T* c, const T* d, const float* decay, const int* seen, float* ends, float* counts,
+                                           int texts, int tokens, int width, int length, bool reverse) {
     __shared__ float tile[TILE][C_N], w[C_N];
     Place p(seen, texts, tokens, width, length, reverse);
     int j = threadIdx.x;
@@ -67,8 +67,8 @@ extern "C" __global__ void __launch_bounds__(C_N, 1) wkv_local(const T* c, const
 
 // Turns the ends of chunks, each from zero, into where they begin, from `state` on, and gives what comes out at last where that is wanted.
 // n = sequences * width * C_N.
-extern "C" __global__ void wkv_join(const float* decay, const float* counts, const float* state, float* ends, float* last, i64 n, int texts, int width,
-                                    int chunks, bool reverse) {
+KERNEL(wkv_join)(const float* decay, const float* counts, const float* state, float* ends, float* last, i64 n, int texts, int width,
+                 int chunks, bool reverse) {
     EACH(i, n) {
         i64 each = (i64)width * C_N, s = i / each, rest = i % each, channel = rest / C_N;
         float rate = expf(decay[s / texts * width + channel]), value = state[i];
@@ -83,9 +83,9 @@ extern "C" __global__ void wkv_join(const float* decay, const float* counts, con
 }
 
 // `last` is what comes out of the chunk that the walk ends with.
-extern "C" __global__ void __launch_bounds__(C_N, 1) wkv_columns(const T* c, const T* d, const T* q, const float* decay, const float* bonus,
-                                                               const int* seen, const float* starts, T* out, float* last, int texts, int tokens,
-                                                               int width, int length, bool reverse) {
+KERNEL(wkv_columns, __launch_bounds__(C_N, 1))(const T* c, const T* d, const T* q, const float* decay, const float* bonus,
+                                             const int* seen, const float* starts, T* out, float* last, int texts, int tokens,
+                                             int width, int length, bool reverse) {
     __shared__ float tile_c[TILE][C_N], tile_q[TILE][C_N], tile_u[TILE][C_N], w[C_N];
     Place p(seen, texts, tokens, width, length, reverse);
     int j = threadIdx.x;
@@ -122,9 +122,9 @@ extern "C" __global__ void __launch_bounds__(C_N, 1) wkv_columns(const T* c, con
 }
 
 // `inner` gets sum_j M_ij q_j in f32, `dots`, where it is wanted, d . q of [sequences, tokens, heads].
-extern "C" __global__ void __launch_bounds__(C_N, 1) wkv_rows(const T* c, const T* d, const T* q, const float* decay, const float* bonus, const int* seen,
-                                                            const float* starts, T* out, float* inner, float* dots, int texts, int tokens, int width,
-                                                            int length, bool reverse) {
+KERNEL(wkv_rows, __launch_bounds__(C_N, 1))(const T* c, const T* d, const T* q, const float* decay, const float* bonus, const int* seen,
+                                          const float* starts, T* out, float* inner, float* dots, int texts, int tokens, int width,
+                                          int length, bool reverse) {
     __shared__ float tile_d[TILE][C_N], tile_q[TILE][C_N];
     Place p(seen, texts, tokens, width, length, reverse);
     int i = threadIdx.x;
@@ -158,9 +158,9 @@ extern "C" __global__ void __launch_bounds__(C_N, 1) wkv_rows(const T* c, const 
 
 // The gradients of decay and bonus of each chunk, [sequences, chunks, width], from the rows' sums of states (`forward`) and of their gradients
 // (`backward`). X is known where chunks end, so that rounding does not add up beyond them; n = sequences * chunks * width.
-extern "C" __global__ void wkv_params(const T* r, const T* k, const float* decay, const int* seen, const float* forward, const float* backward,
-                                      const float* dots, const float* starts, const float* grads, const float* last, float* ddecay, float* dbonus,
-                                      i64 n, int texts, int tokens, int width, int length, int chunks) {
+KERNEL(wkv_params)(const T* r, const T* k, const float* decay, const int* seen, const float* forward, const float* backward,
+                   const float* dots, const float* starts, const float* grads, const float* last, float* ddecay, float* dbonus,
+                   i64 n, int texts, int tokens, int width, int length, int chunks) {
     EACH(i, n) {
         int channel = int(i % width), chunk = int(i / width % chunks), heads = width / C_N;
         i64 s = i / width / chunks;
