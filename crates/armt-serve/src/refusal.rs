@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 /// Something that is not done, and why.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Refusal {
     status: StatusCode,
     message: String,

@@ -141,7 +141,7 @@ pub async fn text(
             let last = progress.wait_for(|p| p.done || p.failed.is_some()).await.map(|p| p.clone());
             let last = last.map_err(|_| Refusal::failure("the reading was lost"))?;
             if let Some(why) = last.failed {
-                return Err(Refusal::failure(why));
+                return Err(why);
             }
             kept(&app, &memory).await?;
             let mut done = told(&last, before, start);
