@@ -142,7 +142,7 @@ struct Pace {
     share: usize,
     /// Whether texts had more than their share.
     full: bool,
-    /// Texts that were ready for the last share of whole groups.
+    /// Texts that were ready for the last shares of whole groups: fewer count little by little.
     ready: usize,
     /// Since when some text has been ready for the next.
     waiting: Option<Instant>,
@@ -354,7 +354,8 @@ impl Readings {
         let Some(Turn { texts: places, groups, ready }) = turn else { return (None, left) };
         if groups > 0 {
             let more = places.iter().filter(|place| waits[**place].groups > groups).count();
-            (pace.ready, pace.full) = (ready, groups == pace.share && 2 * more >= places.len());
+            pace.ready = ready.max(pace.ready - pace.ready.div_ceil(4));
+            pace.full = groups == pace.share && 2 * more >= places.len();
         }
         if ready > 0 || !places.iter().any(|place| waits[*place].over) {
             pace.waiting = None;
@@ -481,3 +482,6 @@ fn read_each(device: &mut dyn Device, before: &[Arc<Session>], texts: Vec<Tokeni
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

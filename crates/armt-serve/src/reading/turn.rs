@@ -2,8 +2,8 @@
 //!
 //! A GPU reads whole groups of segments, and it reads fast only what it knows: for each new number of texts side by side its products are
 //! timed and a graph recorded. So the texts of a turn are a power of two, or as many as are read side by side at most; who is left over is
-//! first in the next turn. All have as many groups. And a turn waits a little for those that were in the last one: clients who send a text in
-//! pieces are on their way with the next.
+//! first in the next turn. All have as many groups. And where most of those are missing that were there for the last turns, it waits a little:
+//! clients who send a text in pieces are on their way with the next.
 
 /// What a text has to be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,8 +27,13 @@ pub struct Turn {
     pub ready: usize,
 }
 
-/// Who is next among texts of which at most `most` are read side by side, with at most so many groups. Less than `expected` are only taken
-/// where nobody is waited for any more.
+/// How many of so many texts are read side by side.
+fn size(texts: usize, most: usize) -> usize {
+    if texts >= most { most } else { (texts + 1).next_power_of_two() / 2 }
+}
+
+/// Who is next among texts of which at most `most` are read side by side, with at most so many groups. Where others are `expected`, less than
+/// half of them are not taken.
 pub fn next(waits: &[Waits], most: usize, groups: usize, expected: Option<usize>) -> Option<Turn> {
     let places = |of: fn(&Waits) -> bool| (0..waits.len()).filter(|place| of(&waits[*place])).collect::<Vec<_>>();
     // They cost the device nothing, and their clients are heard of the sooner.
@@ -38,10 +43,10 @@ pub fn next(waits: &[Waits], most: usize, groups: usize, expected: Option<usize>
     }
     let mut texts = places(|w| w.groups > 0);
     let ready = texts.len();
-    if expected.is_some_and(|expected| ready < expected.clamp(1, most)) {
+    if expected.is_some_and(|expected| 2 * size(ready, most) < size(expected.max(1), most)) {
         return None;
     }
-    texts.truncate(if ready >= most { most } else { (ready + 1).next_power_of_two() / 2 });
+    texts.truncate(size(ready, most));
     let groups = texts.iter().map(|place| waits[*place].groups).min().unwrap_or(0).min(groups);
     texts.extend(places(|w| w.groups == 0 && w.some));
     (!texts.is_empty()).then_some(Turn { texts, groups, ready })
@@ -66,14 +71,15 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_waits_for_those_that_are_on_their_way_but_not_for_more_than_are_read_at_once() {
-        assert_eq!(next(&with(&[1, 1, 0]), 64, 8, Some(3)), None);
+    fn a_turn_waits_while_most_are_on_their_way_and_then_takes_who_is_there() {
+        assert_eq!(next(&with(&[1, 1, 1, 0]), 64, 8, Some(8)), None);
         assert_eq!(
-            next(&with(&[1, 1, 0]), 64, 8, None).unwrap().texts,
-            [0, 1, 2],
-            "nobody waits for ever, and what is short is open"
+            next(&with(&[1, 1, 1, 0]), 64, 8, None).unwrap().texts,
+            [0, 1, 3],
+            "what is less than a group is open meanwhile"
         );
-        assert_eq!(next(&with(&[1, 1, 1]), 2, 8, Some(3)).unwrap().texts, [0, 1]);
+        assert_eq!(next(&with(&[1, 1, 1, 1]), 64, 8, Some(8)).unwrap().texts, [0, 1, 2, 3], "half are as good");
+        assert_eq!(next(&with(&[1, 1, 1]), 3, 8, Some(100)).unwrap().texts, [0, 1, 2], "more cannot be");
         assert_eq!(next(&with(&[0]), 64, 8, Some(0)), None);
         assert_eq!(next(&[], 64, 8, None), None);
         assert_eq!(next(&[Waits::default()], 64, 8, None), None);
@@ -83,6 +89,6 @@ mod tests {
     fn who_is_over_waits_for_nobody() {
         let mut waits = with(&[4, 0, 4]);
         waits[1].over = true;
-        assert_eq!(next(&waits, 64, 8, Some(3)), Some(Turn { texts: vec![1], groups: 0, ready: 0 }));
+        assert_eq!(next(&waits, 64, 8, Some(64)), Some(Turn { texts: vec![1], groups: 0, ready: 0 }));
     }
 }
