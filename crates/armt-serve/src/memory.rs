@@ -116,6 +116,12 @@ impl Memory {
         lock(&self.now).clone()
     }
 
+    /// Takes a session for what it is now, in place of all that it was.
+    pub fn replace(&self, session: Session) {
+        lock(&self.now).changes = Arc::default();
+        self.put(session, 0, None);
+    }
+
     /// Takes a session for what it is now, and how it got there.
     pub fn put(&self, session: Session, text_bytes: u64, change: Option<Change>) {
         let mut now = lock(&self.now);

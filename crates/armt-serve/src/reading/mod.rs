@@ -430,10 +430,8 @@ impl Readings {
         }
         for (text, _, is_last) in none {
             let failed = lock(&text.inbox).failed().cloned();
-            let deleted = || text.memory.is_deleted().then(|| Refusal::missing("memory"));
-            match failed.or_else(deleted) {
-                None if !is_last => {}
-                why => self.finish(&text, why),
+            if is_last || failed.is_some() {
+                self.finish(&text, failed);
             }
         }
     }
@@ -452,7 +450,9 @@ impl Readings {
             keeper.keep(memory);
         }
         text.progress.send_modify(|progress| {
-            *progress = TextProgress { tokens, text_bytes, change: change.or(progress.change.take()), done: false, failed: None };
+            // Why it goes no further stays said.
+            let (change, failed) = (change.or(progress.change.take()), progress.failed.take());
+            *progress = TextProgress { tokens, text_bytes, change, done: false, failed };
         });
         Ok(())
     }
@@ -461,8 +461,17 @@ impl Readings {
         lock(&self.texts).retain(|other| !Arc::ptr_eq(text, other));
         // Before its sender hears of it, who may have more at once.
         drop(lock(&text.reserved).take());
-        text.progress.send_modify(|progress| (progress.done, progress.failed) = (failed.is_none(), failed));
+        text.progress.send_modify(|progress| {
+            progress.failed = progress.failed.take().or(failed);
+            progress.done = progress.failed.is_none();
+        });
         text.taken.notify_waiters();
+    }
+
+    /// Ends the text that is on its way into a memory that was deleted.
+    pub fn give_up(&self, memory: &Arc<Memory>) {
+        let texts: Vec<Arc<Text>> = lock(&self.texts).iter().filter(|text| Arc::ptr_eq(&text.memory, memory)).cloned().collect();
+        texts.iter().for_each(|text| self.finish(text, Some(Refusal::missing("memory"))));
     }
 }
 
