@@ -39,8 +39,8 @@ const GROUP_ON_GPU: u64 = 16;
 const PIECE: usize = 16 << 10;
 /// How long a GPU waits for texts that are on their way.
 const PATIENCE: Duration = Duration::from_millis(25);
-/// Unused bytes that a machine's buffers may have, beside as many as are in use at a time.
-const SPARE: usize = 128 << 20;
+/// Unused bytes that the buffers on the CPU may have, beside half as many as were in use at a time.
+const SPARE: usize = 64 << 20;
 
 /// The sender's end of a text. What was sent when it is dropped is read.
 pub struct Sending {
@@ -290,7 +290,7 @@ impl Readings {
     fn give_back(&self) {
         let device = self.empty.model().device();
         let stats = device.pool_stats();
-        if !device.is_cuda() && stats.held_bytes > 2 * stats.peak_bytes + SPARE {
+        if !device.is_cuda() && stats.held_bytes > stats.peak_bytes / 2 * 3 + SPARE {
             device.trim();
             device.reset_peak();
         }
