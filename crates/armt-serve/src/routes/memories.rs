@@ -313,7 +313,7 @@ pub async fn ask(
     let asked: serde_json::Map<String, Value> = json_of(&app, body).await?;
     // Not every field that is not ours is a mistake to the endpoints that have OpenAI's; here it is.
     if let Some(unknown) = asked.keys().find(|field| !ASK.contains(&field.as_str())) {
-        return Err(Refusal::invalid(format!("expected of {}, got {unknown}", ASK.join(", "))));
+        return Err(Refusal::invalid(format!("expected none but {}, got {unknown}", ASK.join(", "))));
     }
     let Ask { question, logprobs, how } =
         serde_json::from_value(asked.into()).map_err(|e| Refusal::invalid(format!("the body: {e}")))?;
