@@ -240,7 +240,8 @@ impl Readings {
         loop {
             let waits = texts.iter().filter_map(|text| {
                 let inbox = lock(&text.inbox);
-                (inbox.to_tokenize() > 0 && inbox.tokens() < 2 * MOST_GROUPS * group).then(|| (inbox.tokens(), text))
+                let has_room = inbox.tokens() < 2 * MOST_GROUPS * group || !inbox.has_parts();
+                (inbox.to_tokenize() > 0 && has_room).then(|| (inbox.tokens(), text))
             });
             if let Some((_, text)) = waits.min_by_key(|(tokens, _)| *tokens) {
                 // A byte is at most a token, so that no piece has more than a group.
@@ -379,7 +380,8 @@ impl Readings {
             (text, part, is_last)
         };
         let share = texts.into_iter().map(part).collect();
-        // There is room to tokenize more.
+        // There is room to tokenize more. Under the lock, as in `wake`.
+        drop(lock(&self.texts));
         self.came.notify_all();
         share
     }
