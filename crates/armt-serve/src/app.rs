@@ -42,9 +42,10 @@ pub struct App {
 }
 
 impl App {
-    /// Deletes a client's memory, and its file.
+    /// Deletes a client's memory, and its file. A text that is on its way into it ends.
     pub fn remove(&self, id: &str, client: Client) -> Reply<()> {
         let memory = self.memories.remove(id, client)?;
+        self.readings.give_up(&memory);
         if let Some(keeper) = &self.keeper {
             keeper.forget(&memory);
         }

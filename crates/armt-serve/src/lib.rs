@@ -106,7 +106,7 @@ impl Server {
             }
         }
         let app = App {
-            readings: Readings::new(limits.texts, limits.readings, keeper.clone(), metrics.clone()),
+            readings: Readings::new(&session, &limits, keeper.clone(), metrics.clone()),
             questions: Questions::new(limits.questions, limits.answering, metrics.clone()),
             hosts: hosts.into_iter().chain([host.to_string()]).collect(),
             empty: session,
@@ -182,6 +182,10 @@ fn start(app: &Arc<App>) -> std::io::Result<Threads> {
         thread("reading", 0, Box::new(move || readings.run()))?,
         thread("asking", 1, Box::new(move || questions.run_plain(side_by_side)))?,
     ];
+    for _ in 0..app.readings.tokenizers() {
+        let readings = app.readings.clone();
+        work.push(thread("tokenizing", 1, Box::new(move || readings.run_tokenizer()))?);
+    }
     for _ in 0..asking::THREADS {
         let questions = app.questions.clone();
         work.push(thread("answering", 1, Box::new(move || questions.run_other()))?);

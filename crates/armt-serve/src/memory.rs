@@ -116,6 +116,12 @@ impl Memory {
         lock(&self.now).clone()
     }
 
+    /// Takes a session for what it is now, in place of all that it was.
+    pub fn replace(&self, session: Session) {
+        lock(&self.now).changes = Arc::default();
+        self.put(session, 0, None);
+    }
+
     /// Takes a session for what it is now, and how it got there.
     pub fn put(&self, session: Session, text_bytes: u64, change: Option<Change>) {
         let mut now = lock(&self.now);
@@ -173,7 +179,7 @@ impl Memory {
     pub fn described(&self, model: &str) -> Reply<Value> {
         let Now { session, text_bytes, changes, .. } = self.now();
         let state = session.state();
-        let norms = state.tensors().map(|(_, part)| norms(part)).collect::<Reply<Vec<Vec<f32>>>>()?;
+        let norms = state.tensors().map(|(_, part)| norms(&squares(part)?)).collect::<Reply<Vec<Vec<f32>>>>()?;
         let changes: Vec<Value> = changes.iter().map(|c| json!({ "tokens": c.tokens, "layers": c.layers })).collect();
         Ok(json!({
             "id": self.id,
@@ -203,27 +209,47 @@ impl Drop for Reserved {
     }
 }
 
-/// The norm of a part of a state for each place of its first axis: of the layers, where it has them. Only these leave the device.
-fn norms(part: &Tensor) -> Reply<Vec<f32>> {
+/// The squares of a part of a state, summed for each place of its first axis: of the layers, where it has them. Only these leave the device.
+fn squares(part: &Tensor) -> Reply<Tensor> {
     let rows = if part.dims().len() > 2 { part.dims()[0].max(1) } else { 1 };
     let of = || {
         let flat = ops::reshape(part, [rows, part.elements() / rows])?;
-        ops::sum_axis(&ops::mul(&flat, &flat)?, 1)?.to_f32_vec()
+        ops::sum_axis(&ops::mul(&flat, &flat)?, 1)
     };
-    let squares = of().map_err(armt::Error::from)?;
+    Ok(of().map_err(armt::Error::from)?)
+}
+
+fn norms(squares: &Tensor) -> Reply<Vec<f32>> {
+    let squares = squares.to_f32_vec().map_err(armt::Error::from)?;
     Ok(squares.into_iter().map(f32::sqrt).collect())
 }
 
-/// How far each layer of the first part, the memory's matrices, is from what it was.
-pub fn change(before: &Session, after: &Session) -> Reply<Change> {
-    let part = |session: &Session| session.state().tensors().next().map(|(_, part)| part.clone());
-    let tokens = after.state().tokens_read();
-    let layers = match (part(before), part(after)) {
-        (_, None) => Vec::new(),
-        (Some(old), Some(new)) if old.dims() == new.dims() => norms(&ops::sub(&new, &old).map_err(armt::Error::from)?)?,
-        (_, Some(new)) => norms(&new)?,
-    };
-    Ok(Change { tokens, layers })
+/// How far a reading moved a memory, while the device is still at it.
+pub struct Moved {
+    tokens: u64,
+    /// Of the first part's layers, the memory's matrices.
+    squares: Option<Tensor>,
+}
+
+impl Moved {
+    /// Has the device look how far each layer is from what it was. A reading that left all it read open did not move it.
+    pub fn begin(before: &Session, after: &Session) -> Reply<Self> {
+        let part = |session: &Session| session.state().tensors().next().map(|(_, part)| part.clone());
+        let tokens = after.state().tokens_read();
+        let squares = match (part(before), part(after)) {
+            _ if tokens == before.state().tokens_read() => None,
+            (_, None) => None,
+            (Some(old), Some(new)) if old.dims() == new.dims() => Some(squares(&ops::sub(&new, &old).map_err(armt::Error::from)?)?),
+            (_, Some(new)) => Some(squares(&new)?),
+        };
+        Ok(Moved { tokens, squares })
+    }
+
+    /// Waits for what the device has found. `None`: nothing moved.
+    pub fn finish(self) -> Reply<Option<Change>> {
+        let change = |squares| Ok(Change { tokens: self.tokens, layers: norms(&squares)? });
+        self.squares.map(change).transpose()
+    }
 }
 
 /// All memories of a server.

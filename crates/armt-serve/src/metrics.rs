@@ -13,6 +13,8 @@ pub struct Metrics {
     pub bytes: AtomicU64,
     /// Time in which texts were read, in microseconds.
     pub reading: AtomicU64,
+    /// Time in which text had come and the device read none, in microseconds.
+    pub waiting: AtomicU64,
     /// Questions and completions that were answered.
     pub answers: AtomicU64,
     /// Tokens of answers.
@@ -45,6 +47,12 @@ impl Metrics {
         say("counter", "armt_tokens_read_total", "Tokens read into memories.", of(&self.tokens) as f64);
         say("counter", "armt_text_bytes_total", "Bytes of text that came.", of(&self.bytes) as f64);
         say("counter", "armt_reading_seconds_total", "Time in which texts were read.", seconds(&self.reading));
+        say(
+            "counter",
+            "armt_reading_waits_seconds_total",
+            "Time in which text had come and none was read.",
+            seconds(&self.waiting),
+        );
         say("counter", "armt_answers_total", "Questions and completions answered.", of(&self.answers) as f64);
         say("counter", "armt_answer_tokens_total", "Tokens of answers.", of(&self.answered) as f64);
         say("counter", "armt_answering_seconds_total", "Time from questions to their answers.", seconds(&self.asking));

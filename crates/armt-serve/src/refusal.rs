@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 /// Something that is not done, and why.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Refusal {
     status: StatusCode,
     message: String,
@@ -37,6 +37,11 @@ impl Refusal {
     /// A key is missing, or is none of ours.
     pub fn unknown_key() -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "expected `Authorization: Bearer` and a key of this server")
+    }
+
+    /// There is such a path, but not to be used so.
+    pub fn method() -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not have that method (/openapi.json has all)")
     }
 
     /// A page of another place asks, or a name that is not this server's.
@@ -112,6 +117,9 @@ impl IntoResponse for Refusal {
         let mut response = (self.status, Json(self.body())).into_response();
         if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
             response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
     }

@@ -7,13 +7,16 @@ mod support;
 use std::io::{Cursor, Write};
 use std::time::Duration;
 
+use armt::engine::{DType, Device};
 use armt::generate::Options;
+use armt::memory::{MemoryConfig, RmtR};
+use armt::{Model, Session};
 use armt_serve::keys::Keys;
-use armt_serve::{ROUTES, Server};
+use armt_serve::{ROUTES, Server, Settings};
 use serde_json::{Value, json};
 use support::{Running, book, read_reply, session, settings};
 
-fn read(text: &str) -> armt::Session {
+fn read(text: &str) -> Session {
     let mut session = session();
     session.read_from("the text", Cursor::new(text.as_bytes().to_vec())).unwrap();
     session
@@ -262,7 +265,8 @@ fn nobody_gets_what_is_not_theirs() {
     assert!(second.get("/v1/memories").json()["data"].as_array().unwrap().is_empty());
     assert_eq!(second.post("/v1/memories", &json!({ "from": id })).status, 404);
     assert_eq!(second.post("/v1/completions", &json!({ "prompt": "a", "memory": id })).status, 404);
-    assert_eq!(server.client().get("/metrics").status, 401);
+    let unknown = server.client().get("/metrics");
+    assert_eq!((unknown.status, unknown.header("www-authenticate")), (401, Some("Bearer")));
     assert_eq!((server.client().get("/health").status, server.client().get("/").status), (200, 200));
 
     let foreign = |headers: &[(&str, &str)]| first.call("GET", "/v1/memories", headers, b"").status;
@@ -270,6 +274,42 @@ fn nobody_gets_what_is_not_theirs() {
     assert_eq!(foreign(&[("Origin", "http://evil.example")]), 403, "a page of another place");
     let own = format!("http://{}", server.address);
     assert_eq!(foreign(&[("Origin", &own)]), 200);
+}
+
+#[test]
+fn a_memory_that_grows_with_its_text_is_moved_too() {
+    let mut config = session().model().config().clone();
+    (config.memory, config.segment_size) = (MemoryConfig::new(RmtR { tokens: 2 }), 16);
+    let model = Model::fresh(config, 3, DType::F32, &Device::cpu()).unwrap();
+    let empty = Session::new(model, session().tokenizer().clone()).unwrap();
+    let server = Running::start(Settings::new("growing", empty.fork()));
+    let client = server.client();
+    let (id, moved, text) = (client.memory(), client.memory(), book(1, 2_000));
+    client.add(&id, text.as_bytes());
+    let mut alone = empty;
+    alone.read_from("the text", Cursor::new(text.into_bytes())).unwrap();
+    let file = client.file(&id);
+    assert_eq!(file, alone.to_bytes().unwrap());
+    let put = format!("/v1/memories/{moved}/file");
+    assert_eq!(client.call("PUT", &put, &[], &file).status, 200);
+    assert_eq!(client.ask(&moved, "Where is John?")["answer"], client.ask(&id, "Where is John?")["answer"]);
+    // Its size says nothing: more than the model's other memories may have is looked at.
+    assert_eq!(client.call("PUT", &put, &[], &vec![0; 20_000_000]).status, 400);
+    assert_eq!(client.file(&moved), file);
+}
+
+#[test]
+fn who_deletes_a_memory_ends_the_text_that_is_on_its_way_into_it() {
+    let server = Running::start(settings());
+    let client = server.client();
+    let id = client.memory();
+    let mut stream = client.connect();
+    stream.write_all(&client.request("POST", &format!("/v1/memories/{id}/text"), &[], Some(1_000_000))).unwrap();
+    stream.write_all(book(0, 3_000).as_bytes()).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(client.call("DELETE", &format!("/v1/memories/{id}"), &[], b"").status, 204);
+    assert_eq!(read_reply(&mut stream).status, 404, "though it has sent nothing more");
+    assert!(client.get("/metrics").text().contains("armt_texts_on_their_way 0\n"));
 }
 
 #[test]
@@ -293,6 +333,9 @@ fn what_is_too_much_or_damaged_is_refused_and_changes_nothing() {
         (&ask, r#"{"question": ""}"#, 400, "question"),
         (&ask, r#"{"question": "?", "max_tokens": 101}"#, 400, "100"),
         (&ask, r#"{"question": "?", "temperature": -1}"#, 400, "temperature"),
+        (&ask, r#"{"question": "?", "max_token": 1}"#, 400, "max_token"),
+        (&format!("/v1/memories/{id}/text?ofset=1"), "a", 400, "ofset"),
+        ("/health", "", 405, "method"),
         ("/v1/completions", r#"{"prompt": []}"#, 400, "prompt"),
         ("/v1/completions", r#"{"prompt": [1000000]}"#, 400, "vocabulary"),
         ("/v1/completions", r#"{"prompt": "a", "n": 2}"#, 400, "1"),
@@ -313,6 +356,7 @@ fn what_is_too_much_or_damaged_is_refused_and_changes_nothing() {
         assert_eq!(client.call("PUT", &put, &[], &good[..at]).status, 400, "cut at {at}");
     }
     assert_eq!(client.call("PUT", &put, &[("Content-Length", "99999999999")], b"").status, 413);
+    assert_eq!(client.call("PUT", &put, &[("Content-Length", "20000000")], &[0; 100]).status, 413, "this memory has its size");
     let mut stream = client.connect();
     stream.write_all(&client.request("PUT", &put, &[("Transfer-Encoding", "chunked")], None)).unwrap();
     assert_eq!(read_reply(&mut stream).status, 411);

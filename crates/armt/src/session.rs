@@ -34,7 +34,7 @@ use crate::reader::{End, Passing, Progress, Reader, Tokens};
 use crate::segment::Batch;
 use crate::state::file::{self, Owner};
 use crate::state::{State, Tail};
-use crate::text::{Counts, OpenText, Source, TokenPrefetch, TokenStream, Tokenizer, TokenizerThreads};
+use crate::text::{Counts, OpenText, Source, TokenPrefetch, TokenStream, Tokenized, Tokenizer, TokenizerThreads};
 
 /// A model, its tokenizer, and what it has read.
 #[derive(Clone)]
@@ -400,13 +400,41 @@ impl SideBySide {
             false => self.read_in_turn(streams, each)?,
         };
         let Some(rests) = rests else { return Ok(End::Stopped) };
+        self.give(sessions, rests)?;
+        Ok(End::Finished)
+    }
+
+    /// Reads into each session what was tokenized of its text ahead: the tokens of the end that was no tokens yet, of what came after it, and
+    /// the new end. Otherwise as [`SideBySide::read`] does.
+    pub fn read_tokenized(
+        &mut self,
+        sessions: &mut [Session],
+        texts: Vec<Tokenized>,
+        each: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<End> {
+        self.expect_fits(sessions, texts.len())?;
+        sessions.iter().try_for_each(Session::expect_memory)?;
+        let states = sessions.iter().map(|session| Ok(session.without_text()?.0)).collect::<Result<_>>()?;
+        self.reader.begin_each(states)?;
+        let (tokens, rests): (Vec<_>, Vec<_>) = texts.into_iter().map(|text| (text.tokens.into_iter().map(Ok), text.open)).unzip();
+        let mut tokens = tokens;
+        let mut tokens: Vec<Tokens<'_>> = tokens.iter_mut().map(|tokens| tokens as Tokens<'_>).collect();
+        if self.reader.read_all(&mut tokens, each)? == End::Stopped {
+            return Ok(End::Stopped);
+        }
+        self.give(sessions, rests)?;
+        Ok(End::Finished)
+    }
+
+    /// Gives the sessions what was read, each with the end of its text that is no tokens yet.
+    fn give(&self, sessions: &mut [Session], rests: Vec<OpenText>) -> Result<()> {
         let with_rest = |(state, text): (State, OpenText)| {
             let tokens = state.tails()[0].tokens.clone();
             state.with_tails(vec![Tail { tokens, text }])
         };
         let states = self.reader.states()?.into_iter().zip(rests).map(with_rest).collect::<Result<Vec<_>>>()?;
         sessions.iter_mut().zip(states).for_each(|(session, state)| session.take(state));
-        Ok(End::Finished)
+        Ok(())
     }
 
     /// One text is tokenized at a time, on all threads. Gives what the texts' ends left open, or `None` where `each` has stopped it.

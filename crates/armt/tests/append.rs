@@ -3,13 +3,14 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::Cursor;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use armt::engine::{DType, Device, Tensor};
 use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window};
-use armt::text::{Source, TokenStream, Tokenizer, TokenizerThreads};
-use armt::{Error, Model, Session};
+use armt::text::{OpenText, Source, TokenStream, Tokenized, Tokenizer, TokenizerThreads};
+use armt::{Error, Model, Session, SideBySide};
 use proptest::prelude::*;
 
 #[path = "support/tiny_gpt2.rs"]
@@ -133,6 +134,39 @@ proptest! {
         for session in SMALL.iter() {
             let whole = in_pieces(session, &text, &[]);
             prop_assert!(whole == in_pieces(session, &text, &cuts), "{cuts:?} of {:?}", String::from_utf8_lossy(&text));
+        }
+    }
+
+    #[test]
+    fn what_was_tokenized_ahead_leaves_the_file_of_the_whole(
+        parts in prop::collection::vec(fragment(), 1..60),
+        places in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
+        at_once in 1..4usize,
+    ) {
+        let text = parts.concat();
+        let cuts = cuts(&text, &places);
+        for session in SMALL.iter() {
+            // Two texts: one comes in pieces, of which some are read at once, the other whole.
+            let mut own = [session.fork(), session.fork()];
+            let mut reader = SideBySide::new(session).unwrap();
+            let ends: Vec<usize> = cuts.iter().copied().chain([text.len()]).collect();
+            let (mut open, mut from) = (OpenText::default(), 0);
+            for ends in ends.chunks(at_once) {
+                let mut ahead = Tokenized { open: open.clone(), ..Tokenized::default() };
+                for to in ends {
+                    let more = Tokenized::more(session.tokenizer(), &ahead.open, text[from..*to].to_vec()).unwrap();
+                    ahead.tokens.extend(more.tokens);
+                    (ahead.open, from) = (more.open, *to);
+                }
+                open.clone_from(&ahead.open);
+                let other = match own[1].tokens_read().unwrap() {
+                    0 => Tokenized::more(session.tokenizer(), &OpenText::default(), text.clone()).unwrap(),
+                    _ => Tokenized { open: own[1].state().tails()[0].text.clone(), ..Tokenized::default() },
+                };
+                reader.read_tokenized(&mut own, vec![ahead, other], &mut |_| ControlFlow::Continue(())).unwrap();
+            }
+            let whole = in_pieces(session, &text, &[]);
+            prop_assert!(own.iter().all(|own| own.to_bytes().unwrap() == whole), "{cuts:?} of {:?}", String::from_utf8_lossy(&text));
         }
     }
 

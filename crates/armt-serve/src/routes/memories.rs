@@ -5,14 +5,16 @@ use std::time::{Duration, Instant};
 
 use armt::answer::Answer;
 use armt::generate::{Options, Sampling};
+use armt::state::Extent;
 use axum::body::Body;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::{Pieces, events, json_of, received, wants_events, whole};
 use crate::app::App;
@@ -96,11 +98,12 @@ pub async fn text(
     State(app): State<Arc<App>>,
     Extension(client): Extension<Client>,
     Path(id): Path<String>,
-    Query(Onto { offset }): Query<Onto>,
+    query: Result<Query<Onto>, QueryRejection>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply<Response> {
     let memory = app.memories.get(&id, client)?;
+    let Query(Onto { offset }) = query.map_err(|e| Refusal::field("offset", e.body_text()))?;
     let once = headers.get("idempotency-key").and_then(|key| key.to_str().ok()).map(String::from);
     if let Some(answer) = once.as_deref().and_then(|key| memory.answered(key)) {
         return Ok(Json(answer).into_response());
@@ -112,6 +115,9 @@ pub async fn text(
     let taken = memory.now().text_bytes;
     let mut known = match offset {
         Some(offset) if offset > taken => {
+            let progress = sending.progress();
+            drop(sending);
+            over(progress).await;
             return Err(Refusal::conflict(format!(
                 "the memory has {taken} bytes of the text: expected an offset of at most that, got {offset}"
             )));
@@ -122,8 +128,13 @@ pub async fn text(
     let (start, before) = (Instant::now(), memory.now().session.tokens_read()?);
     let progress = sending.progress();
     let mut pieces = Pieces::new(&app, body);
+    let mut heard = sending.progress();
     let send = async move {
-        while let Some(mut piece) = pieces.next().await? {
+        // Whose text goes no further need not send the rest of it.
+        while let Some(mut piece) = tokio::select! {
+            piece = pieces.next() => piece?,
+            why = failure(&mut heard) => return Err(why),
+        } {
             // What the memory has of the text already.
             let passed = (piece.len() as u64).min(known);
             known -= passed;
@@ -141,7 +152,7 @@ pub async fn text(
             let last = progress.wait_for(|p| p.done || p.failed.is_some()).await.map(|p| p.clone());
             let last = last.map_err(|_| Refusal::failure("the reading was lost"))?;
             if let Some(why) = last.failed {
-                return Err(Refusal::failure(why));
+                return Err(why);
             }
             kept(&app, &memory).await?;
             let mut done = told(&last, before, start);
@@ -154,8 +165,13 @@ pub async fn text(
         }
     };
     if !wants_events(&headers) {
-        let _sent = send.await?;
-        return Ok(Json(finish.await?).into_response());
+        return match send.await {
+            Ok(_sent) => Ok(Json(finish.await?).into_response()),
+            Err(refusal) => {
+                over(progress).await;
+                Err(refusal)
+            }
+        };
     }
     let (say, said) = mpsc::unbounded_channel();
     tokio::spawn(async move {
@@ -177,6 +193,17 @@ pub async fn text(
         let _ = say.send(last);
     });
     Ok(events(received(said)))
+}
+
+/// Waits until what came of a text that has broken off is read: its client may go on at once.
+async fn over(mut progress: watch::Receiver<TextProgress>) {
+    let _ = progress.wait_for(|p| p.done || p.failed.is_some()).await;
+}
+
+/// Why a text goes no further, once it does not.
+async fn failure(progress: &mut watch::Receiver<TextProgress>) -> Refusal {
+    let failed = progress.wait_for(|p| p.failed.is_some()).await.ok().and_then(|p| p.failed.clone());
+    failed.unwrap_or_else(|| Refusal::failure("the reading was lost"))
 }
 
 fn told(progress: &TextProgress, before: u64, start: Instant) -> Value {
@@ -263,6 +290,9 @@ fn fresh_seed() -> u64 {
     u64::from_le_bytes(bytes)
 }
 
+/// The fields of a question.
+const ASK: [&str; 9] = ["question", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "logprobs", "stream"];
+
 #[derive(Deserialize)]
 pub struct Ask {
     question: String,
@@ -280,7 +310,13 @@ pub async fn ask(
     body: Body,
 ) -> Reply<Response> {
     let memory = app.memories.get(&id, client)?;
-    let Ask { question, logprobs, how } = json_of(&app, body).await?;
+    let asked: serde_json::Map<String, Value> = json_of(&app, body).await?;
+    // Not every field that is not ours is a mistake to the endpoints that have OpenAI's; here it is.
+    if let Some(unknown) = asked.keys().find(|field| !ASK.contains(&field.as_str())) {
+        return Err(Refusal::invalid(format!("expected none but {}, got {unknown}", ASK.join(", "))));
+    }
+    let Ask { question, logprobs, how } =
+        serde_json::from_value(asked.into()).map_err(|e| Refusal::invalid(format!("the body: {e}")))?;
     if question.is_empty() {
         return Err(Refusal::field("question", "expected a question, got nothing"));
     }
@@ -351,7 +387,12 @@ pub async fn upload(
     body: Body,
 ) -> Reply<Json<Value>> {
     let memory = app.memories.get(&id, client)?;
-    let most = memory.now().session.model().recurrence().layout().bytes(memory.now().session.model().dtype()) as u64 * 2 + AROUND;
+    let model = app.empty.model();
+    let layout = model.recurrence().layout();
+    let grows = layout.parts.iter().flat_map(|part| &part.shape).any(|e| matches!(e, Extent::Segments(_) | Extent::Any));
+    let most = layout.bytes(model.dtype()) as u64 * 2 + AROUND;
+    // A memory that grows with its text has no size of its own.
+    let most = if grows { most.max(app.limits.body) } else { most };
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if length.ok_or_else(Refusal::length_required)? > most {
         return Err(Refusal::too_large(most));
@@ -366,7 +407,7 @@ pub async fn upload(
         .work(move || {
             let mut session = own.now().session.fork();
             session.from_bytes(&bytes)?;
-            own.put(session, 0, None);
+            own.replace(session);
             Ok(())
         })
         .await?;

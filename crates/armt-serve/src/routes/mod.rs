@@ -67,6 +67,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/detokenize", post(tokens::detokenize))
         .route("/tokenizer_info", get(tokens::info))
         .fallback(|| async { Refusal::missing("path") })
+        .method_not_allowed_fallback(|| async { Refusal::method() })
         .layer(from_fn_with_state(app.clone(), guard))
         .with_state(app)
 }

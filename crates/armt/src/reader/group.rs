@@ -16,8 +16,10 @@ use crate::schedule::{Pass, Schedule};
 use crate::segment::Segment;
 use crate::state::State;
 
-/// Recordings that are kept. One text has few shapes; of many texts powers of two run, each recording with copies of their memory.
-const MOST_RECORDED: usize = 8;
+/// Recordings that are kept. One text has few shapes; of many texts powers of two run, with something in their memories or nothing.
+const MOST_RECORDED: usize = 16;
+/// Each recording has copies of the memories of its texts: all together have at most as many as so many of the largest.
+const MOST_LARGEST: usize = 8;
 
 /// Runs groups of one model.
 pub(super) struct Groups {
@@ -69,7 +71,7 @@ impl Groups {
                 return after.copied();
             }
             Some(None) => {
-                self.forget_oldest()?;
+                self.make_room(shape)?;
                 let (inputs, before) = (inputs(model, segments, state)?, state.copied()?);
                 let (graph, after) = self.workspace.record(|| self.pass(&inputs, &before).map_err(Error::into_engine))?;
                 Recorded { used: self.runs, graph, inputs, before, after }
@@ -89,14 +91,13 @@ impl Groups {
     }
 
     /// Makes room for a recording.
-    fn forget_oldest(&mut self) -> Result<()> {
-        let recorded = || self.shapes.iter().filter_map(|(shape, recorded)| Some((*shape, recorded.as_ref()?.used)));
-        if recorded().count() >= MOST_RECORDED
-            && let Some((oldest, _)) = recorded().min_by_key(|(_, used)| *used)
-        {
-            // It may still be played.
+    fn make_room(&mut self, new: GroupShape) -> Result<()> {
+        let recorded = self.shapes.iter().filter_map(|(shape, recorded)| Some((*shape, recorded.as_ref()?.used)));
+        let old = to_forget(recorded.collect(), new);
+        if !old.is_empty() {
+            // They may still be played.
             self.model.device().synchronize()?;
-            self.shapes.remove(&oldest);
+            old.iter().for_each(|shape| drop(self.shapes.remove(shape)));
         }
         Ok(())
     }
@@ -108,7 +109,37 @@ impl Groups {
     }
 }
 
+/// Which recordings make room for a new one, those first that were not played for longest. Each is given with when it was.
+fn to_forget(mut recorded: Vec<(GroupShape, u64)>, new: GroupShape) -> Vec<GroupShape> {
+    recorded.sort_by_key(|(_, used)| *used);
+    let (most, mut texts) = (recorded.iter().map(|(shape, _)| shape.0).max().unwrap_or(0).max(new.0) * MOST_LARGEST, new.0);
+    let mut kept = 1;
+    let keep = |((n, ..), _): &&(GroupShape, u64)| {
+        (texts, kept) = (texts + n, kept + 1);
+        texts <= most && kept <= MOST_RECORDED
+    };
+    let newest = recorded.iter().rev().take_while(keep).count();
+    recorded[..recorded.len() - newest].iter().map(|(shape, _)| *shape).collect()
+}
+
 /// Segments of which nothing is wanted but what the state keeps of them.
 fn inputs(model: &Model, segments: &[Segment], state: &State) -> Result<Inputs> {
     Ok(model.inputs(segments, state.texts())?.wanting(|_| false))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_powers_of_two_stay_recorded_and_many_large_ones_do_not() {
+        let of = |texts: &[usize]| -> Vec<(GroupShape, u64)> {
+            texts.iter().enumerate().map(|(used, n)| ((*n, 16 + used, false), used as u64)).collect()
+        };
+        assert_eq!(to_forget(of(&[64, 32, 16, 8, 4, 2, 1, 64, 32, 16, 8, 4, 2]), (1, 16, true)), []);
+        assert_eq!(to_forget(of(&[64; 7]), (64, 8, false)), []);
+        assert_eq!(to_forget(of(&[64; 8]), (64, 8, false)), [(64, 16, false)]);
+        assert_eq!(to_forget(of(&[1, 1, 64, 64]), (64, 8, false)), []);
+        assert_eq!(to_forget(of(&[1; 16]), (1, 8, false)).len(), 8 + 1);
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use super::stream::{Piece, TokenStream};
+use super::stream::{Piece, TokenStream, broken};
 use super::tokenizer::OpenText;
 use crate::error::{Error, Result};
 use crate::files::quietly;
@@ -53,9 +53,7 @@ impl TokenPrefetch {
     pub fn start(mut stream: TokenStream, stop: Arc<AtomicBool>) -> Result<Self> {
         let (sender, pieces) = sync_channel(WAITING);
         let work = move || {
-            let broken = || Some(Err(Error::Tokenizer("the tokenizer failed: its file is not as it should be".into())));
-            // A tokenizer that panics must not look like the end of the text.
-            while let Some(piece) = quietly(|| stream.next_piece().transpose()).unwrap_or_else(broken) {
+            while let Some(piece) = quietly(|| stream.next_piece().transpose()).unwrap_or_else(|| Some(Err(broken()))) {
                 let failed = piece.is_err();
                 if sender.send(piece.map(Step::Piece)).is_err() || failed {
                     return;

@@ -16,6 +16,7 @@ use rayon::prelude::*;
 
 use super::tokenizer::{Joint, OpenText, Tokenizer};
 use crate::error::{Error, Result};
+use crate::files::quietly;
 
 /// Bytes read at once: enough for all threads, few enough for a progress bar to move with.
 const BLOCK: usize = 1 << 20;
@@ -76,6 +77,11 @@ impl Source {
     }
 }
 
+/// A tokenizer that panics must not look like the end of the text.
+pub(super) fn broken() -> Error {
+    Error::Tokenizer("the tokenizer failed: its file is not as it should be".into())
+}
+
 fn empty(name: &Path) -> Error {
     Error::file(name, "it is empty: there is nothing to read")
 }
@@ -89,6 +95,33 @@ pub struct Piece {
     pub bytes: u64,
     /// How many of them were no UTF-8 and became U+FFFD.
     pub replaced: u64,
+}
+
+/// More of a text as tokens: those that are certain, and what is open behind them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tokenized {
+    /// The tokens of what was open before, and of what came.
+    pub tokens: Vec<i32>,
+    /// The end, whose tokens depend on what comes next.
+    pub open: OpenText,
+}
+
+impl Tokenized {
+    /// Tokenizes some bytes of a text behind `open`, on this thread. However a text is cut into such pieces, their tokens are those of the
+    /// whole. A tokenizer that [`TokenStream::new`] refuses is an error, and so is one that fails.
+    pub fn more(tokenizer: &Arc<Tokenizer>, open: &OpenText, bytes: Vec<u8>) -> Result<Self> {
+        if bytes.is_empty() {
+            return Ok(Tokenized { tokens: Vec::new(), open: open.clone() });
+        }
+        let block = bytes.len() + CHARACTER;
+        let source = Source::reader(Path::new("the text"), std::io::Cursor::new(bytes));
+        let mut stream = TokenStream::with_block(tokenizer.clone(), vec![source], block)?.after(open);
+        let mut tokens = Vec::new();
+        while let Some(piece) = quietly(|| stream.next_piece()).unwrap_or_else(|| Err(broken()))? {
+            tokens.extend(piece.tokens);
+        }
+        Ok(Tokenized { tokens, open: stream.rest() })
+    }
 }
 
 /// The tokens of a text, piece by piece. Its sources are read one after the other as one text.
@@ -133,6 +166,12 @@ impl TokenizerThreads {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("tokenizer-{i}")).build();
         let source = |e: rayon::ThreadPoolBuildError| std::io::Error::other(e.to_string());
         Ok(Arc::new(TokenizerThreads(pool.map_err(|e| Error::System { what: "threads for the tokenizer", source: source(e) })?)))
+    }
+
+    /// More of some texts, one on each thread: what [`Tokenized::more`] gives for what was open of each and what came.
+    pub fn more_of_each(&self, tokenizer: &Arc<Tokenizer>, texts: Vec<(OpenText, Vec<u8>)>) -> Vec<Result<Tokenized>> {
+        let one = |(open, bytes): (OpenText, Vec<u8>)| Tokenized::more(tokenizer, &open, bytes);
+        self.0.install(|| texts.into_par_iter().map(one).collect())
     }
 }
 
