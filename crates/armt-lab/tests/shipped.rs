@@ -106,7 +106,9 @@ fn models_and_recipes_that_were_shipped_once_are_still_read() {
         let model = Model::load(folder, DType::F32, &Device::cpu()).unwrap_or_else(|e| panic!("{e}"));
         assert!(model.empty(1).is_ok(), "{}", folder.display());
     }
-    let recipes = files(&at("results"), ".toml");
+    let mut recipes = files(&at("results"), ".toml");
+    // A table of others' figures.
+    recipes.retain(|path| !path.ends_with("paper.toml"));
     for recipe in &recipes {
         Recipe::load(recipe, &[]).unwrap_or_else(|e| panic!("{e}"));
     }

@@ -65,7 +65,7 @@ pub struct Answered {
 pub struct CellProgress {
     /// Samples that were answered.
     pub samples: usize,
-    /// Tokens of contexts that were read.
+    /// Tokens of contexts that were read, or looked through for sentences.
     pub tokens: u64,
 }
 
