@@ -20,6 +20,7 @@ use super::babilong::compare::{Judged, NOTHING, curves, table};
 use super::plot::{Guide, Mark, Plot, Reference, Scale, Series};
 use super::retrieval::{Point, Report};
 use crate::error::{Error, Result};
+use crate::tasks::babilong::Form;
 use crate::tasks::retrieval::Setting;
 
 /// The line that ends a table.
@@ -192,25 +193,34 @@ impl Comparison {
 /// An experiment of a folder of results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experiment {
-    /// Its name, as its markers have it.
-    pub name: &'static str,
     /// Its plots as SVG, and where they go.
     pub plots: Vec<(PathBuf, String)>,
-    /// Its table in Markdown.
-    pub table: String,
+    /// Its tables: the first is of all its models.
+    pub tables: Vec<Table>,
 }
 
-impl Experiment {
-    /// The line before its table in a document.
+/// A table of a document.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table {
+    /// Its name, as its markers have it.
+    pub name: &'static str,
+    /// In Markdown.
+    pub text: String,
+}
+
+impl Table {
+    /// The line before it in a document.
     fn marker(&self) -> String {
         format!("<!-- results: {} -->", self.name)
     }
 
-    /// That a line of its table is missing.
+    /// That a line around it is missing.
     fn without(&self, line: &str) -> Error {
         Error::input(format!("table of {}", self.name), format!("the line {line}"), "none")
     }
+}
 
+impl Experiment {
     /// The experiments of a folder of results. Refuses a folder without any, and by its name a file that is no report or one of
     /// another task.
     pub fn all(results: &Path) -> Result<Vec<Self>> {
@@ -254,11 +264,12 @@ impl Experiment {
         }
         let plot = folder.join(plot);
         let svg = models.plot(None).svg().map_err(|e| Error::file(&plot, e))?;
-        Ok(Some(Experiment { name, plots: vec![(plot, svg)], table: models.table() }))
+        Ok(Some(Experiment { plots: vec![(plot, svg)], tables: vec![Table { name, text: models.table() }] }))
     }
 
-    /// A heat map of each model, `<model>.svg`, and their means over the length, `accuracy.svg`; and the paper's table with theirs, where `paper.toml` has it.
-    fn babilong(results: &Path) -> Result<Vec<Self>> {
+    /// A heat map of each model, `<model>.svg`, and their means over the length, `accuracy.svg`. Tables of all models, of those judged in the benchmark's
+    /// form of now, and of the paper's with ours, where `paper.toml` has them.
+    fn babilong(results: &Path) -> Result<Option<Self>> {
         let folder = results.join("babilong");
         let mut reports = Vec::new();
         for file in reports_in(&folder)? {
@@ -267,7 +278,7 @@ impl Experiment {
             reports.push((of_task.map_or(name.clone(), |(model, _)| model.into()), babilong::Report::load(&file)?));
         }
         if reports.is_empty() {
-            return Ok(Vec::new());
+            return Ok(None);
         }
         let mut models =
             Judged::all(babilong::compare::Measure::default(), reports.clone()).map_err(|e| Error::file(&folder, e))?;
@@ -283,11 +294,12 @@ impl Experiment {
         let plot = folder.join("accuracy.svg");
         let svg = curves(&models).svg().map_err(|e| Error::file(&plot, e))?;
         plots.push((plot, svg));
-        let mut found = vec![Experiment { name: "babilong", plots, table: table(&models) }];
+        let now: Vec<Judged> = models.iter().filter(|model| model.is_of(Form::Now)).cloned().collect();
+        let mut tables = vec![Table { name: "babilong", text: table(&models) }, Table { name: "babilong-now", text: table(&now) }];
         if let Some(cited) = Cited::find(&folder.join("paper.toml"))? {
-            found.push(Experiment { name: "babilong-paper", plots: Vec::new(), table: cited.table(&models) });
+            tables.push(Table { name: "babilong-paper", text: cited.table(&models) });
         }
-        Ok(found)
+        Ok(Some(Experiment { plots, tables }))
     }
 }
 
@@ -300,11 +312,11 @@ pub fn regenerate(results: &Path, documents: &[PathBuf]) -> Result<Vec<PathBuf>>
     let mut missing: Vec<&Experiment> = experiments.iter().collect();
     for path in documents {
         let text = read_text(path)?;
-        missing.retain(|experiment| !text.contains(&experiment.marker()));
+        missing.retain(|experiment| !experiment.tables.iter().any(|table| text.contains(&table.marker())));
         files.push((path.clone(), fill(&text, &experiments).map_err(|e| Error::file(path, e))?));
     }
-    if let (Some(experiment), Some(path)) = (missing.first(), documents.last()) {
-        return Err(Error::file(path, experiment.without(&experiment.marker())));
+    if let (Some(table), Some(path)) = (missing.first().and_then(|experiment| experiment.tables.first()), documents.last()) {
+        return Err(Error::file(path, table.without(&table.marker())));
     }
     for (path, text) in &files {
         write_beside(path, text.as_bytes())?;
@@ -315,15 +327,15 @@ pub fn regenerate(results: &Path, documents: &[PathBuf]) -> Result<Vec<PathBuf>>
 /// A document with the tables of those experiments whose markers it has. Refuses a table that does not end, by its experiment's name.
 pub fn fill(document: &str, experiments: &[Experiment]) -> Result<String> {
     let mut text = document.to_string();
-    for experiment in experiments {
-        let begin = experiment.marker();
+    for table in experiments.iter().flat_map(|experiment| &experiment.tables) {
+        let begin = table.marker();
         let Some(at) = text.find(&begin) else { continue };
         let from = at + begin.len();
-        let to = from + text[from..].find(END).ok_or_else(|| experiment.without(END))?;
+        let to = from + text[from..].find(END).ok_or_else(|| table.without(END))?;
         if text[from..to].contains("<!-- results:") {
-            return Err(experiment.without(END));
+            return Err(table.without(END));
         }
-        text.replace_range(from..to, &format!("\n\n{}\n", experiment.table));
+        text.replace_range(from..to, &format!("\n\n{}\n", table.text));
     }
     Ok(text)
 }

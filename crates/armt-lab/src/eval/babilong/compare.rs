@@ -9,7 +9,7 @@ use crate::eval::heat::HeatMap;
 use crate::eval::interval::wilson;
 use crate::eval::plot::{Mark, Plot, Scale, Series};
 use crate::tasks::babi::Task;
-use crate::tasks::babilong::Length;
+use crate::tasks::babilong::{Form, Length};
 
 /// What the row of all tasks is called.
 const MEAN: &str = "mean";
@@ -76,6 +76,11 @@ impl Judged {
 
     fn cells(&self) -> impl Iterator<Item = &Cell> {
         self.reports.iter().flat_map(|r| &r.cells)
+    }
+
+    /// Whether all contexts were written in a form.
+    pub fn is_of(&self, form: Form) -> bool {
+        self.reports.iter().all(|report| report.settings.form == form && report.settings.file.is_none())
     }
 
     /// The tasks that were judged, in order.
