@@ -32,11 +32,16 @@ pub fn check_kernels(folder: &Path, ptxas: &Path, arch: &str, only: &str) -> Res
     let all = variants();
     let here = all.iter().filter(|(file, ..)| file.starts_with(only) && (arch == "90a" || !HOPPER_ONLY.contains(file)));
     let variants: Vec<_> =
-        here.flat_map(|(file, dtypes, defines)| dtypes.iter().map(move |dtype| (file, *dtype, defines))).collect();
+        here.flat_map(|(file, dtypes, defines)| dtypes.iter().map(move |dtype| (*file, *dtype, defines))).collect();
     let numbered = variants.par_iter().enumerate();
     let checks = numbered.map(|(i, (file, dtype, defines))| {
         let ptx = scratch.join(format!("{i}.ptx"));
-        check_one(&nvrtc, ptxas, arch, &ptx, file, *dtype, defines)
+        let mut check = check_one(&nvrtc, ptxas, arch, &ptx, file, *dtype, defines)?;
+        // One variant of a file says it of all.
+        if check.problem.is_none() && variants[..i].iter().all(|(other, ..)| other != file) {
+            check.problem = missing_alone(&nvrtc, arch, file, *dtype, defines, &check.kernels)?;
+        }
+        Ok(check)
     });
     let checks = checks.collect();
     let _ = std::fs::remove_dir_all(&scratch);
@@ -78,6 +83,27 @@ fn check_one(
     }
     read_report(&report, &mut check);
     Ok(check)
+}
+
+/// The first kernel that is not the one of its program where it alone is asked for, as devices do.
+fn missing_alone(
+    nvrtc: &Nvrtc,
+    arch: &str,
+    file: &str,
+    dtype: DType,
+    defines: &[(&'static str, usize)],
+    kernels: &[(String, usize)],
+) -> Result<Option<String>> {
+    for (name, _) in kernels {
+        let options = options(dtype, defines, Some(name));
+        let ptx = nvrtc.compile(&format!("{file}.cu"), &source_text(file)?, &format!("compute_{arch}"), &options)?;
+        let text = String::from_utf8_lossy(&ptx);
+        let entries: Vec<&str> = text.split(".entry ").skip(1).map(|rest| rest.split('(').next().unwrap_or_default()).collect();
+        if entries != [name] {
+            return Ok(Some(format!("{name} alone gives a program of {entries:?}")));
+        }
+    }
+    Ok(None)
 }
 
 /// Reads `ptxas -v`: for each kernel a line with its name, one with its stack and spills, one with its registers.
