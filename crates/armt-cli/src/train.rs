@@ -237,7 +237,7 @@ pub fn train_in(
     title: &str,
     stop: &dyn Fn(u64) -> bool,
 ) -> Result<Trained> {
-    let (device, dtype) = device.open()?;
+    let (device, dtype) = device.open_to_train()?;
     let mut folder = if resume { RunFolder::open(out)? } else { RunFolder::create(out)? };
     let mut view = View::new(title, recipe.stages.len());
     let ending = train(recipe, &mut folder, resume, (dtype, &device), &mut |event| {

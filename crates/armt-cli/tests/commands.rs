@@ -61,6 +61,17 @@ fn a_model_is_converted_reads_a_text_and_answers() {
 }
 
 #[test]
+fn a_memory_of_int8_is_asked_in_f32_and_in_int8() {
+    let place = with_model();
+    place.good("read model text.txt --memory text.mem --device cpu --dtype int8");
+    place.good("read model text.txt --memory exact.mem --device cpu");
+    assert_ne!(memory(&place.path("text.mem")).1, memory(&place.path("exact.mem")).1);
+    for dtype in ["f32", "int8"] {
+        place.good(&format!("ask model --memory text.mem the --max-tokens 2 --device cpu --dtype {dtype}"));
+    }
+}
+
+#[test]
 fn every_kind_of_memory_can_be_made_and_read_with() {
     let place = place();
     for (kind, tokens) in
@@ -223,6 +234,7 @@ fn what_is_missing_or_wrong_is_named() {
         ("read model text.txt --memory no/a.mem", "the folder no does not exist"),
         ("read model text.txt --memory a.mem --device tpu", "invalid value 'tpu'"),
         ("read model text.txt --memory a.mem --device cpu --dtype bf16", "bf16 needs a GPU"),
+        ("train quickstart --out out --device cpu --dtype int8", "int8 is for a model that is used"),
         ("ask model --memory a.mem why", "a.mem: there is no such memory file"),
         ("ask model --memory odd.mem why --device cpu", "odd.mem: not a whole memory file"),
         ("convert nowhere out --kind rmt", "nowhere: there is no such folder"),

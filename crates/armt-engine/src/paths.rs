@@ -316,6 +316,25 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+/// How products with matrices in eight bits are computed on the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Int8Path {
+    /// By AVX-512's sums of four products of bytes.
+    #[cfg(target_arch = "x86_64")]
+    Vnni,
+    /// In plain loops, slower than f32's products: a model then takes less memory and more time.
+    Plain,
+}
+
+/// What the processor has.
+pub(crate) fn int8_product() -> Int8Path {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vnni") {
+        return Int8Path::Vnni;
+    }
+    Int8Path::Plain
+}
+
 /// Threads for each multiprocessor that a recurrence over tokens is cut into chunks for, and the fewest tokens of a chunk: a chunk is run twice
 /// over, so that fewer would cost more than they give. Neither is measured yet.
 const CHUNK_THREADS: usize = 1024;

@@ -83,3 +83,32 @@ fn a_value_can_be_set_in_either_type_and_other_shapes_are_refused() {
         assert!(matches!(param.set(&tensor(&[0.0; 3])), Err(Error::Shape { .. })));
     }
 }
+
+#[test]
+fn matrices_in_int8_multiply_as_their_rounded_values_do_and_nothing_else() {
+    let (layers, k, n) = (3, 8, 32);
+    let values: Vec<f32> = (0..layers * k * n).map(|i| (i * 7919 % 2003) as f32 / 1001.0 - 1.0).collect();
+    let w = Param::int8("w", &[layers, k, n]).unwrap().unwrap();
+    assert!(!w.is_trainable() && w.value().dtype() == DType::I8);
+    w.set_values(&values).unwrap();
+    assert!(w.set_values(&values[1..]).is_err(), "another number of elements");
+    let exact = Param::frozen("w", &Tensor::from_slice(&values, [layers, k, n], &Device::cpu()).unwrap(), DType::F32).unwrap();
+    let x: Vec<f32> = (0..2 * 5 * k).map(|i| (i * 31 % 17) as f32 / 8.0 - 1.0).collect();
+    let (x, bias) =
+        (Tensor::from_slice(&x, [2, 5, k], &Device::cpu()).unwrap(), Tensor::full(0.5, [2, n], &Device::cpu()).unwrap());
+    let run = |w: &Param| {
+        let with = Linear { bias: Some(&bias), ..Linear::default() };
+        Tape::off().linear_rows(&x, w, 1..3, with).unwrap().to_vec::<f32>().unwrap()
+    };
+    let most = run(&w).iter().zip(run(&exact)).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+    assert!(0.0 < most && most < 0.05, "{most}");
+
+    let tape = Tape::new();
+    let tracked = tape.linear_rows(&tape.variable(&x), &w, 1..3, Linear::default()).err().unwrap().to_string();
+    assert!(tracked.contains("hands no gradient on"), "{tracked}");
+    assert!(ops::linear(&x, &tape.param_rows(&w, 1..3).unwrap(), Linear::default()).is_err(), "without its scales");
+    assert!(w.to_trainable(DType::F32).is_err() && w.value().to_f32_vec().is_err());
+    for shape in [&[2usize, 6, 32][..], &[2, 8, 24], &[8, 32]] {
+        assert!(Param::int8("w", shape).unwrap().is_none(), "{shape:?}");
+    }
+}

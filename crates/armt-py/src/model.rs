@@ -47,8 +47,10 @@ pub fn device_of(device: &str, dtype: Option<&str>) -> Result<(Device, DType)> {
     match (dtype, device.is_cuda()) {
         (None, true) | (Some("bf16"), true) => Ok((device, DType::BF16)),
         (None, false) | (Some("f32"), _) => Ok((device, DType::F32)),
-        (Some("bf16"), false) => Err(refuse("dtype f32 on the CPU; bf16 needs a GPU", "bf16")),
-        (Some(other), _) => Err(refuse("dtype f32 or bf16", other)),
+        (Some("int8"), false) => Ok((device, DType::I8)),
+        (Some("bf16"), false) => Err(refuse("dtype f32 or int8 on the CPU; bf16 needs a GPU", "bf16")),
+        (Some("int8"), true) => Err(refuse("dtype bf16 or f32 on a GPU; int8 is for the CPU", "int8")),
+        (Some(other), _) => Err(refuse("dtype f32, bf16 or int8", other)),
     }
 }
 
@@ -131,7 +133,8 @@ impl Model {
     /// GGUF file (which has no memory), or the name of a model that comes with the package: "babilong-qa1", "books".
     ///
     /// `adapter` is a folder of an adapter of the model, or its run's. `device` is "auto" (the GPU if there is one that works), "cpu", "cuda"
-    /// or "cuda:N"; `dtype` "f32" or "bf16", by default bf16 on a GPU and f32 on the CPU.
+    /// or "cuda:N"; `dtype` "f32", "bf16" (GPUs) or "int8" (the CPU: f32 with matrices in
+    /// eight bits), by default bf16 on a GPU and f32 on the CPU.
     #[staticmethod]
     #[pyo3(signature = (name, *, adapter = None, device = "auto", dtype = None))]
     fn from_pretrained(py: Python<'_>, name: PathBuf, adapter: Option<PathBuf>, device: &str, dtype: Option<&str>) -> Result<Self> {
@@ -340,10 +343,10 @@ impl Model {
         self.session.model().device().to_string()
     }
 
-    /// The type of the computation: "f32" or "bf16".
+    /// The type of the computation: "f32", "bf16", or "int8" for f32 with the backbone's matrices in eight bits.
     #[getter]
-    fn dtype(&self) -> &'static str {
-        if self.session.model().dtype() == DType::BF16 { "bf16" } else { "f32" }
+    fn dtype(&self) -> String {
+        self.session.model().weights_dtype().to_string()
     }
 
     /// Layers.

@@ -8,7 +8,6 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use armt_engine::{DType, Param, Tensor};
-use half::bf16;
 use serde_json::Value;
 
 use crate::config::Config;
@@ -29,11 +28,7 @@ pub fn set_weights(recurrence: &dyn Recurrent, tensors: &Tensors, each: Each<'_>
     read_weights(recurrence, tensors, &mut |param, values| {
         each(param, values)?;
         // In place: a tensor of its own for each would stay in the pool.
-        match param.value().dtype() {
-            DType::BF16 => param.value().overwrite(&values.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>())?,
-            _ => param.value().overwrite(values)?,
-        }
-        Ok(param.refresh()?)
+        Ok(param.set_values(values)?)
     })
 }
 

@@ -14,14 +14,16 @@ use crate::error::Result;
 pub struct Compute {
     device: Device,
     dtype: DType,
+    weights: DType,
     /// By shape and bits.
     constants: Mutex<HashMap<(Vec<usize>, Vec<u32>), Tensor>>,
 }
 
 impl Compute {
-    /// On `device`, in f32, or bf16 on CUDA.
-    pub fn new(device: &Device, dtype: DType) -> Self {
-        Compute { device: device.clone(), dtype, constants: Mutex::default() }
+    /// On `device`, in f32, or bf16 on CUDA. Int8 is f32 with the backbone's matrices in int8: on the CPU, for models that are used.
+    pub fn new(device: &Device, weights: DType) -> Self {
+        let dtype = if weights == DType::I8 { DType::F32 } else { weights };
+        Compute { device: device.clone(), dtype, weights, constants: Mutex::default() }
     }
 
     /// Where it runs.
@@ -32,6 +34,11 @@ impl Compute {
     /// The type of the computation.
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// The type of the backbone's matrices: that of the computation, or int8.
+    pub fn weights(&self) -> DType {
+        self.weights
     }
 
     /// A tensor of these elements. Only for what follows from shapes: everything asked for is kept as long as the model.

@@ -51,12 +51,18 @@ impl Model {
     }
 
     fn build(config: Config, purpose: Purpose, dtype: DType, device: &Device) -> Result<Self> {
+        if dtype == DType::I8 && (purpose != Purpose::Use || device.is_cuda()) {
+            return Err(Error::Unsupported(
+                "int8 is for models that are used, on the CPU; training and GPUs take f32 or bf16".into(),
+            ));
+        }
         let recurrence = recurrence::build(&config, purpose, &Arc::new(Compute::new(device, dtype)))?;
         Ok(Model { config: Arc::new(config), recurrence: Arc::from(recurrence), loaded: None })
     }
 
     /// Loads a model folder to be used: nothing is kept but the weights in the type of the computation. A folder of a plain backbone, and a GGUF
-    /// file, loads as a model without memory, its whole context one segment.
+    /// file, loads as a model without memory, its whole context one segment. With [`DType::I8`] it computes in f32, and the backbone's matrices are rounded to
+    /// int8 as they are read; its states are those of the model in f32, within that rounding, and each reads the other's files.
     pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Self> {
         Self::load_for(folder, Purpose::Use, dtype, device)?.loaded_from(folder, |_, _, _| Ok(()))
     }
@@ -107,9 +113,17 @@ impl Model {
 
     /// The model as it would be loaded to be used: nothing is kept but the values in the type of the computation.
     pub fn for_use(&self) -> Result<Self> {
-        let mut used = Self::build((*self.config).clone(), Purpose::Use, self.dtype(), self.device())?;
+        self.for_use_in(self.dtype())
+    }
+
+    /// The model as it would be loaded to be used with another type.
+    pub fn for_use_in(&self, dtype: DType) -> Result<Self> {
+        let mut used = Self::build((*self.config).clone(), Purpose::Use, dtype, self.device())?;
         for (to, from) in used.params().into_iter().zip(self.params()) {
-            to.set(from.value())?;
+            match to.scales() {
+                Some(_) => to.set_values(&from.value().to_f32_vec()?)?,
+                None => to.set(from.value())?,
+            }
         }
         used.loaded = Some(Arc::new(self.owner()?));
         Ok(used)
@@ -183,6 +197,11 @@ impl Model {
     /// The type of the computation.
     pub fn dtype(&self) -> DType {
         self.recurrence.compute().dtype()
+    }
+
+    /// The type that the backbone's matrices are kept in: that of the computation, or int8.
+    pub fn weights_dtype(&self) -> DType {
+        self.recurrence.compute().weights()
     }
 
     /// Layers, width and tokens.

@@ -186,7 +186,7 @@ impl BabilongArgs {
             fingerprint: model.fingerprint()?,
             seed: args.seed,
             batch: args.batch.unwrap_or(BATCH),
-            dtype: model.dtype().to_string(),
+            dtype: model.weights_dtype().to_string(),
             device: model.device().to_string(),
             label_match: self.label_match,
             simulated: self.sources.simulated,

@@ -65,7 +65,7 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
         samples,
         batch,
         seed: args.seed,
-        dtype: model.dtype().to_string(),
+        dtype: model.weights_dtype().to_string(),
         points: Vec::new(),
     };
     let bar = bar(&pairs, samples);

@@ -11,14 +11,18 @@ use crate::paths::{self, ProductPieces};
 
 /// A pointer that pieces of one product share.
 #[derive(Clone, Copy)]
-struct Shared(*mut f32);
-// SAFETY: pieces write disjoint elements, as `batched` explains.
+pub(super) struct Shared(*mut f32);
+// SAFETY: pieces write disjoint elements, as those who cut a product explain.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    fn get(self) -> *mut f32 {
+    pub(super) fn new(y: &mut [f32]) -> Self {
+        Shared(y.as_mut_ptr())
+    }
+
+    pub(super) fn get(self) -> *mut f32 {
         self.0
     }
 }
@@ -41,7 +45,7 @@ pub(crate) fn batched(
     }
     let ProductPieces { pieces, by_rows, serial } = paths::product_pieces(s, rayon::current_num_threads());
     let length = if by_rows { m } else { n }.div_ceil(pieces);
-    let out = Shared(y.as_mut_ptr());
+    let out = Shared::new(y);
     let piece = |i: usize| {
         let (group, piece) = (i / pieces, i % pieces);
         let from = piece * length;

@@ -21,6 +21,7 @@ pub(crate) mod attention;
 pub(crate) mod cross_entropy;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+pub(crate) mod int8;
 pub(crate) mod math;
 pub(crate) mod matmul;
 pub(crate) mod memory;

@@ -208,7 +208,9 @@ fn type_of(dtype: DType) -> Result<c_int> {
     match dtype {
         DType::F32 => Ok(TYPE_F32),
         DType::BF16 => Ok(TYPE_BF16),
-        DType::I32 => Err(Error::DType { op: "matmul", what: "an operand", expected: "f32 or bf16".into(), got: dtype }),
+        DType::I32 | DType::I8 => {
+            Err(Error::DType { op: "matmul", what: "an operand", expected: "f32 or bf16".into(), got: dtype })
+        }
     }
 }
 

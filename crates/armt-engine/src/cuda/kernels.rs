@@ -138,6 +138,7 @@ pub(super) fn options(dtype: DType, defines: Defines<'_>, kernel: Option<&str>) 
         DType::F32 => "float",
         DType::BF16 => "bf16",
         DType::I32 => "int",
+        DType::I8 => "signed char",
     };
     let only = kernel.map_or(("C_ALL".into(), String::new()), |name| (format!("C_ONLY_{name}"), "WANTED".into()));
     let mut options = vec![("C_T".into(), element.into()), only];

@@ -6,6 +6,7 @@
 
 use super::reduce::sum_middle_into;
 use super::{activation, cast, cuda_of, to_f32, via_f32};
+use crate::cpu::int8;
 use crate::cpu::matmul as cpu;
 use crate::cuda::{CudaDevice, Epilogue, Matrix, Product};
 use crate::error::{Error, Result};
@@ -34,6 +35,8 @@ pub struct Linear<'a> {
     pub residual: Option<&'a Tensor>,
     /// w is stored as `[G, N, K]`.
     pub transposed: bool,
+    /// Of a w in int8, `[G, 2, N]`: those of [`Param::scales`](crate::Param::scales).
+    pub scales: Option<&'a Tensor>,
     /// Whether there is to be room for one more row of the leading axis in front of the result, for [`prepend`](super::prepend). Nothing
     /// that a tape records needs it.
     pub room: bool,
@@ -172,9 +175,12 @@ fn give_operands(grads: &mut Grads<'_>, dy: &Tensor, (a, ta): (&Tensor, bool), (
 /// activation(x w + bias) + residual. x is `[G, .., K]` with w `[G, K, N]`, or `[.., K]` with w `[K, N]`; the result is `[.., N]`.
 pub fn linear(x: &Tensor, w: &Tensor, with: Linear<'_>) -> Result<Tensor> {
     const OP: &str = "linear";
-    let Linear { bias, activation, residual, transposed, room } = with;
+    let Linear { bias, activation, residual, transposed, scales, room } = with;
     x.expect_float(OP, "x")?;
-    for (what, t) in [("the weight", Some(w)), ("the bias", bias), ("the residual", residual)] {
+    if let Some(scales) = scales {
+        expect_int8(x, w, scales, transposed)?;
+    }
+    for (what, t) in [("the weight", scales.is_none().then_some(w)), ("the bias", bias), ("the residual", residual)] {
         if let Some(t) = t {
             t.expect_dtype(OP, what, x.dtype())?;
             t.expect_device_of(OP, what, x)?;
@@ -211,6 +217,20 @@ pub fn linear(x: &Tensor, w: &Tensor, with: Linear<'_>) -> Result<Tensor> {
     }))
 }
 
+/// Refuses what a weight in int8 cannot do: it is for f32 on the CPU, and has no gradient to hand on.
+fn expect_int8(x: &Tensor, w: &Tensor, scales: &Tensor, transposed: bool) -> Result<()> {
+    const OP: &str = "linear";
+    w.expect_dtype(OP, "the weight", DType::I8)?;
+    x.expect_dtype(OP, "x, where the weight is int8", DType::F32)?;
+    scales.expect_dtype(OP, "the scales", DType::F32)?;
+    w.expect_rank(OP, "the weight in int8", 3)?;
+    scales.expect_shape(OP, "the scales", [w.shape()[0], 2, w.shape()[2]])?;
+    if transposed || x.device().is_cuda() || is_recorded(&[x]) {
+        return Err(Error::argument(OP, "a weight in int8 is stored [in, out], is multiplied on the CPU and hands no gradient on"));
+    }
+    Ok(())
+}
+
 /// The sizes of a linear layer; an error where shapes do not fit together.
 fn sizes(op: &'static str, x: &Tensor, w: &Tensor, with: &Linear<'_>) -> Result<Sizes> {
     let grouped = w.shape().rank() == 3;
@@ -243,15 +263,22 @@ pub(super) fn forward(x: &Tensor, w: &Tensor, with: &Linear<'_>, s: Sizes, y: &T
     let Some(cuda) = cuda_of(x) else {
         let bias = with.bias.map(|t| t.read::<f32>(OP)).transpose()?;
         let residual = with.residual.map(|t| t.read::<f32>(OP)).transpose()?;
-        let (x, w) = (x.read::<f32>(OP)?, w.read::<f32>(OP)?);
+        let x = x.read::<f32>(OP)?;
         // With an activation to differentiate, the product goes to `before` and the activation from there to y.
         let mut out = before.unwrap_or(y).write::<f32>(OP)?;
         let gelu = with.activation == Activation::Gelu && before.is_none();
-        cpu::batched(&x, false, &w, with.transposed, s, &mut out, false, |group, row, out| {
+        let epilogue = |group: usize, row: usize, out: &mut [f32]| {
             let bias = bias.as_deref().map(|b| &b[group * s.n..][..s.n]);
             let residual = residual.as_deref().map(|r| &r[(group * s.m + row) * s.n..][..out.len()]);
             cpu::epilogue(out, s.n, bias, residual, gelu);
-        });
+        };
+        match with.scales {
+            None => cpu::batched(&x, false, &w.read::<f32>(OP)?, with.transposed, s, &mut out, false, epilogue),
+            Some(scales) => {
+                let w = (&*w.read::<i8>(OP)?, &*scales.read::<f32>(OP)?);
+                int8::batched(&x, w, s, &mut out, paths::int8_product(), epilogue);
+            }
+        }
         drop(out);
         return match before {
             Some(before) => activation::gelu_into(before, y),

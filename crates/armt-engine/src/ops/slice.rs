@@ -74,6 +74,7 @@ impl Stretches {
             (None, DType::F32) => cpu::update((&x.read::<f32>(OP)?, from), (&mut y.write::<f32>(OP)?, to), width, |_, x| x),
             (None, DType::BF16) => cpu::update((&x.read::<bf16>(OP)?, from), (&mut y.write::<bf16>(OP)?, to), width, |_, x| x),
             (None, DType::I32) => cpu::update((&x.read::<i32>(OP)?, from), (&mut y.write::<i32>(OP)?, to), width, |_, x| x),
+            (_, DType::I8) => return Err(Error::argument(OP, "packed matrices in int8 cannot be cut")),
             (Some(_), dtype) => {
                 // The bits of an i32 travel as those of an f32.
                 let bits = if dtype == DType::I32 { DType::F32 } else { dtype };

@@ -25,6 +25,7 @@ use grads::{Slot, SlotKind};
 pub use param::Param;
 
 use crate::error::{Error, Result};
+use crate::ops::{self, Linear};
 use crate::tensor::Tensor;
 
 /// How an operation sends gradients back. Implementors hold what the forward pass saved: always detached tensors.
@@ -147,7 +148,13 @@ impl Tape {
 
     /// Rows `range` of the leading axis of a parameter, as [`Tape::param`].
     pub fn param_rows(&self, param: &Param, range: std::ops::Range<usize>) -> Result<Tensor> {
-        crate::ops::rows(&self.param(param), range)
+        ops::rows(&self.param(param), range)
+    }
+
+    /// A linear layer whose matrices are rows `range` of the leading axis of a parameter, in whatever type it is kept: [`ops::linear`](crate::ops::linear).
+    pub fn linear_rows(&self, x: &Tensor, weight: &Param, range: std::ops::Range<usize>, with: Linear<'_>) -> Result<Tensor> {
+        let scales = weight.scales().map(|scales| ops::rows(scales, range.clone())).transpose()?;
+        ops::linear(x, &self.param_rows(weight, range)?, Linear { scales: scales.as_ref(), ..with })
     }
 
     /// The gradient that [`Tape::backward`] left at a [`Tape::variable`]; `None` if nothing flowed to it.

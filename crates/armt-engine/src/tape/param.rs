@@ -5,17 +5,24 @@
 //! frozen          value, 4 bytes an element         value in bf16, 2
 //! trainable       f32 value, gradient: 8            f32 master, f32 gradient, bf16 shadow: 10
 //! ```
+//!
+//! A frozen one of a linear layer may be int8, one byte an element, with scales for its columns.
 
 use std::sync::Arc;
 
+use half::bf16;
+
+use crate::cpu::int8;
 use crate::error::{Error, Result};
 use crate::ops;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Device, Tensor};
 
 struct Inner {
     name: String,
     /// The f32 master of a trainable parameter, or what a frozen one takes part in operations with.
     value: Tensor,
+    /// Of a matrix in int8.
+    scales: Option<Tensor>,
     training: Option<Training>,
 }
 
@@ -42,7 +49,7 @@ impl Param {
         };
         let grad = Tensor::zeros(value.shape(), DType::F32, value.device())?;
         let value = ops::copy_of(&value.detach())?;
-        Ok(Param(Arc::new(Inner { name: name.into(), value, training: Some(Training { grad, shadow }) })))
+        Ok(Param(Arc::new(Inner { name: name.into(), value, scales: None, training: Some(Training { grad, shadow }) })))
     }
 
     /// A parameter that is not trained: its value in the type that it takes part in operations with, f32 or bf16, and nothing else. A value
@@ -51,7 +58,21 @@ impl Param {
         const OP: &str = "Param::frozen";
         value.expect_float(OP, "the value")?;
         expect_compute(OP, compute)?;
-        Ok(Param(Arc::new(Inner { name: name.into(), value: ops::cast(&value.detach(), compute)?, training: None })))
+        let value = ops::cast(&value.detach(), compute)?;
+        Ok(Param(Arc::new(Inner { name: name.into(), value, scales: None, training: None })))
+    }
+
+    /// Stacked matrices `[L, in, out]` of linear layers in int8, zero until [`Param::set_values`] rounds some: a byte an element, packed, and two numbers a
+    /// column. It takes part in [`Tape::linear_rows`](crate::Tape::linear_rows) on the CPU and in nothing else. `None` for a shape that cannot be packed: `in`
+    /// must be a multiple of 4 and `out` of 16.
+    pub fn int8(name: impl Into<String>, shape: &[usize]) -> Result<Option<Self>> {
+        let [layers, k, n] = *shape else { return Ok(None) };
+        if !k.is_multiple_of(int8::LANE) || !n.is_multiple_of(int8::BLOCK) {
+            return Ok(None);
+        }
+        let value = Tensor::zeros(shape, DType::I8, &Device::cpu())?;
+        let scales = Some(Tensor::zeros([layers, 2, n], DType::F32, &Device::cpu())?);
+        Ok(Some(Param(Arc::new(Inner { name: name.into(), value, scales, training: None }))))
     }
 
     /// A trainable parameter of its own with this one's name and value. From a bf16 value the master is that value exactly.
@@ -99,6 +120,11 @@ impl Param {
         self.shadow().unwrap_or(&self.0.value).clone()
     }
 
+    /// Of a matrix in int8 the scales of its columns and what their sums begin at, `[L, 2, out]`.
+    pub fn scales(&self) -> Option<&Tensor> {
+        self.0.scales.as_ref()
+    }
+
     /// Sets the gradient to zero, where there is one.
     pub fn zero_grad(&self) -> Result<()> {
         self.0.training.as_ref().map_or(Ok(()), |t| t.grad.fill_zero())
@@ -110,6 +136,29 @@ impl Param {
         value.expect_shape(OP, "the value", self.0.value.shape())?;
         value.expect_float(OP, "the value")?;
         self.0.value.copy_from(&ops::cast(&value.detach(), self.0.value.dtype())?)?;
+        self.refresh()
+    }
+
+    /// Overwrites the value, and the shadow where there is one, with numbers of the host, rounded to the value's type, in place.
+    pub fn set_values(&self, values: &[f32]) -> Result<()> {
+        const OP: &str = "Param::set_values";
+        let value = &self.0.value;
+        if values.len() != value.elements() {
+            return Err(Error::shape(OP, "the value", format!("{} elements", values.len()), value.shape()));
+        }
+        match &self.0.scales {
+            Some(scales) => {
+                let (mut packed, mut scales) = (value.write::<i8>(OP)?, scales.write::<f32>(OP)?);
+                let (matrix, n) = (value.shape().inner(0), value.shape().last());
+                for ((w, packed), scales) in values.chunks(matrix).zip(packed.chunks_mut(matrix)).zip(scales.chunks_mut(2 * n)) {
+                    int8::pack(w, n, packed, scales);
+                }
+            }
+            None if value.dtype() == DType::BF16 => {
+                value.overwrite(&values.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>())?
+            }
+            None => value.overwrite(values)?,
+        }
         self.refresh()
     }
 

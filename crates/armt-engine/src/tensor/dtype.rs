@@ -1,4 +1,4 @@
-//! Element types. f32 and bf16 carry numbers, i32 carries token ids and masks.
+//! Element types. f32 and bf16 carry numbers, i32 carries token ids and masks, i8 the matrices of linear layers that only multiply.
 
 use half::bf16;
 
@@ -11,6 +11,8 @@ pub enum DType {
     BF16,
     /// 32-bit integer: token ids, masks, flags. Never differentiated.
     I32,
+    /// 8-bit integer: matrices of linear layers in use on the CPU, packed, with a scale for each column ([`Param::int8`](crate::Param::int8)).
+    I8,
 }
 
 impl DType {
@@ -19,6 +21,7 @@ impl DType {
         match self {
             DType::F32 | DType::I32 => 4,
             DType::BF16 => 2,
+            DType::I8 => 1,
         }
     }
 
@@ -34,6 +37,7 @@ impl std::fmt::Display for DType {
             DType::F32 => "f32",
             DType::BF16 => "bf16",
             DType::I32 => "i32",
+            DType::I8 => "int8",
         })
     }
 }
@@ -43,6 +47,7 @@ mod sealed {
     impl Sealed for f32 {}
     impl Sealed for half::bf16 {}
     impl Sealed for i32 {}
+    impl Sealed for i8 {}
 }
 
 /// A Rust type that a tensor can hold. Every bit pattern is a valid value, which the storage relies on.
@@ -59,4 +64,7 @@ impl Element for bf16 {
 }
 impl Element for i32 {
     const DTYPE: DType = DType::I32;
+}
+impl Element for i8 {
+    const DTYPE: DType = DType::I8;
 }

@@ -69,7 +69,7 @@ impl Tensor {
                 elementwise::map(data, &mut rounded, elementwise::round_bf16);
                 Self::from_slice(&rounded, shape, device)
             }
-            DType::I32 => {
+            DType::I32 | DType::I8 => {
                 let (op, what) = ("from_f32_slice", "the type of the tensor");
                 Err(Error::DType { op, what, expected: "f32 or bf16".into(), got: dtype })
             }
@@ -150,6 +150,7 @@ impl Tensor {
                 DType::F32 => elementwise::map(&other.read::<f32>(OP)?, &mut self.write::<f32>(OP)?, |x| x),
                 DType::BF16 => self.write::<bf16>(OP)?.copy_from_slice(&other.read::<bf16>(OP)?),
                 DType::I32 => self.write::<i32>(OP)?.copy_from_slice(&other.read::<i32>(OP)?),
+                DType::I8 => self.write::<i8>(OP)?.copy_from_slice(&other.read::<i8>(OP)?),
             },
             Device::Cuda(cuda) => cuda.copy(self.ptr(), other.ptr(), self.bytes())?,
         }
@@ -163,6 +164,7 @@ impl Tensor {
                 DType::F32 => self.write::<f32>("fill_zero")?.fill(0.0),
                 DType::BF16 => self.write::<bf16>("fill_zero")?.fill(bf16::ZERO),
                 DType::I32 => self.write::<i32>("fill_zero")?.fill(0),
+                DType::I8 => self.write::<i8>("fill_zero")?.fill(0),
             },
             Device::Cuda(cuda) => cuda.zero(self.ptr(), self.bytes())?,
         }
@@ -207,6 +209,7 @@ impl Tensor {
             DType::F32 => Self::from_slice(&self.to_vec::<f32>()?, self.shape, device),
             DType::BF16 => Self::from_slice(&self.to_vec::<bf16>()?, self.shape, device),
             DType::I32 => Self::from_slice(&self.to_vec::<i32>()?, self.shape, device),
+            DType::I8 => Self::from_slice(&self.to_vec::<i8>()?, self.shape, device),
         }
     }
 

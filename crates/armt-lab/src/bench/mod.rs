@@ -9,8 +9,9 @@ use std::time::Instant;
 pub use agreement::Agreement;
 
 use armt::engine::machine::expect_room;
+use armt::engine::ops::Linear;
 use armt::engine::optim::{AdamW, Group, Settings};
-use armt::engine::{Clocks, Communicator, DType, Device, Membership, Param, Tensor, ops};
+use armt::engine::{Clocks, Communicator, DType, Device, Membership, Param, Tape, Tensor, ops};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -352,7 +353,10 @@ const IMPORTANCE: f32 = -4.0;
 
 /// A fresh model whose memory does not stay empty: the value projection, which starts at zero, is random like the other weights.
 fn model(workload: &Workload, dtype: DType, device: &Device) -> Result<Model> {
-    let model = Model::fresh(workload.config()?, 1, dtype, device)?;
+    let reads = workload.work == Work::Read;
+    // Int8 is rounded from f32.
+    let made_in = if reads && dtype == DType::I8 { DType::F32 } else { dtype };
+    let model = Model::fresh(workload.config()?, 1, made_in, device)?;
     if let (Some(value), Some(bias)) = (model.param("assoc.value"), model.param("assoc.beta_bias")) {
         let mut random = Random::new(4);
         let values: Vec<f32> = (0..value.value().elements()).map(|_| 0.02 * random.normal() as f32).collect();
@@ -361,7 +365,7 @@ fn model(workload: &Workload, dtype: DType, device: &Device) -> Result<Model> {
         bias.set(&Tensor::from_slice(&importance, bias.value().shape(), device)?)?;
     }
     // What only reads has its weights and nothing else, as a model that is loaded.
-    Ok(if workload.work == Work::Read { model.for_use()? } else { model })
+    Ok(if reads { model.for_use_in(dtype)? } else { model })
 }
 
 /// Reads the first `tokens` tokens of all texts, side by side, from an empty memory.
@@ -389,9 +393,15 @@ fn ceiling(workload: &Workload, dtype: DType, device: &Device) -> Result<f64> {
     let mut random = Random::new(3);
     let mut fill = |shape: [usize; 3]| -> Result<Tensor> {
         let data: Vec<f32> = (0..shape.iter().product()).map(|_| random.normal() as f32).collect();
-        Ok(ops::cast(&Tensor::from_slice(&data, shape, device)?, dtype)?)
+        Ok(Tensor::from_slice(&data, shape, device)?)
     };
     let (x, w) = (fill([l, rows, d])?, fill([l, d, 4 * d])?);
+    let x = if dtype == DType::BF16 { ops::cast(&x, dtype)? } else { x };
+    let w = match dtype {
+        DType::I8 => Param::int8("w", w.dims())?.unwrap_or(Param::frozen("w", &w, DType::F32)?),
+        _ => Param::frozen("w", &w, dtype)?,
+    };
+    let tape = Tape::off();
     let operations = 2.0 * (l * rows) as f64 * (4 * d * d) as f64;
     let times = if device.is_cuda() { 50 } else { 3 };
     let mut rates = Vec::new();
@@ -399,7 +409,7 @@ fn ceiling(workload: &Workload, dtype: DType, device: &Device) -> Result<f64> {
         device.synchronize()?;
         let start = Instant::now();
         for _ in 0..times {
-            ops::matmul(&x, &w)?;
+            tape.linear_rows(&x, &w, 0..l, Linear::default())?;
         }
         device.synchronize()?;
         rates.push(f64::from(times) * operations / start.elapsed().as_secs_f64() / 1e12);

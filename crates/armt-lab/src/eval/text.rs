@@ -235,7 +235,7 @@ impl Sums {
             tokens: read.tokens,
             bytes: self.bytes.iter().sum(),
             segment_size: model.config().segment_size,
-            dtype: model.dtype().to_string(),
+            dtype: model.weights_dtype().to_string(),
             loss: read.loss(),
             perplexity: read.loss().exp(),
             bits_per_byte: read.nll / std::f64::consts::LN_2 / self.bytes.iter().sum::<u64>() as f64,

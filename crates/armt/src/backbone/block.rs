@@ -47,7 +47,8 @@ pub struct LinearWeights {
 impl LinearWeights {
     fn new(make: &mut Maker, name: &str, [l, input, output]: [usize; 3], biased: bool, fill: Fill) -> Result<Self> {
         let bias = biased.then(|| make.param(&format!("{name}.bias"), &[l, output], Fill::Value(0.0))).transpose()?;
-        Ok(LinearWeights { weight: make.param(&format!("{name}.weight"), &[l, input, output], fill)?, bias })
+        let weight = make.matrices(|make| make.param(&format!("{name}.weight"), &[l, input, output], fill))?;
+        Ok(LinearWeights { weight, bias })
     }
 
     fn params(&self) -> impl Iterator<Item = &Param> {
@@ -324,9 +325,8 @@ impl Blocks {
     }
 
     fn linear(&self, tape: &Tape, linear: &LinearWeights, layers: &Range<usize>, x: &Tensor, with: Linear<'_>) -> Result<Tensor> {
-        let weight = tape.param_rows(&linear.weight, layers.clone())?;
         let bias = linear.bias.as_ref().map(|b| tape.param_rows(b, layers.clone())).transpose()?;
-        Ok(ops::linear(x, &weight, Linear { bias: bias.as_ref(), ..with })?)
+        Ok(tape.linear_rows(x, &linear.weight, layers.clone(), Linear { bias: bias.as_ref(), ..with })?)
     }
 
     /// Rotates queries and keys to the positions `rows` of each of n segments.

@@ -185,7 +185,7 @@ fn build(config: &Config, make: &mut Maker) -> Result<Box<dyn Recurrent>> {
     };
     let layers = Layers {
         norm: make.param("norm.gain", &[l, d], Fill::Value(1.0))?,
-        input: make.param("in.weight", &[l, d, 2 * e], within(d))?,
+        input: make.matrices(|make| make.param("in.weight", &[l, d, 2 * e], within(d)))?,
         input_bias: optional(shape.biased, make, "in.bias", &[l, 2 * e], Fill::Value(0.0))?,
         conv: make.param("conv.weight", &[l, e, k], within(k))?,
         conv_bias: optional(shape.conv_biased, make, "conv.bias", &[l, e], within(k))?,
@@ -194,7 +194,7 @@ fn build(config: &Config, make: &mut Maker) -> Result<Box<dyn Recurrent>> {
         step_bias: make.in_f32(|make| make.made("step.bias", &[l, e], 1, |_, random| step_bias(shape.step, random.uniform())))?,
         a_log: make.in_f32(|make| make.made("a_log", &[l, e, n], 0, |i, _| ((i % n + 1) as f32).ln()))?,
         d: make.in_f32(|make| make.param("d", &[l, e], Fill::Value(1.0)))?,
-        output: make.param("out.weight", &[l, e, d], within(e))?,
+        output: make.matrices(|make| make.param("out.weight", &[l, e, d], within(e)))?,
         output_bias: optional(shape.biased, make, "out.bias", &[l, d], Fill::Value(0.0))?,
         shape,
     };
@@ -229,7 +229,8 @@ impl Layers {
         let some = |param: &Option<Param>| param.as_ref().map(rows).transpose();
         let h = ops::rms_norm(x, &rows(&self.norm)?, eps)?;
         let bias = some(&self.input_bias)?;
-        let both = ops::linear(&h, &rows(&self.input)?, Linear { bias: bias.as_ref(), ..Linear::default() })?; // [n, B, T, 2 E]
+        let with = Linear { bias: bias.as_ref(), ..Linear::default() };
+        let both = tape.linear_rows(&h, &self.input, layers.clone(), with)?; // [n, B, T, 2 E]
         let (inside, gate) = (ops::narrow(&both, 3, 0, inner)?, ops::narrow(&both, 3, inner, inner)?);
         let (weight, bias) = (rows(&self.conv)?, some(&self.conv_bias)?);
         let (u, tail) = ops::causal_conv(CausalConv { x: &inside, weight: &weight, bias: bias.as_ref(), tail, seen })?;
@@ -251,7 +252,7 @@ impl Layers {
         let y = ops::mul(&y, &ops::silu(&gate)?)?;
         let bias = some(&self.output_bias)?;
         let out = Linear { bias: bias.as_ref(), residual: Some(x), ..Linear::default() };
-        Ok(vec![ops::linear(&y, &rows(&self.output)?, out)?, s, tail])
+        Ok(vec![tape.linear_rows(&y, &self.output, layers.clone(), out)?, s, tail])
     }
 }
 

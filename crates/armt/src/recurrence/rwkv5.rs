@@ -185,10 +185,11 @@ fn build(config: &Config, make: &mut Maker) -> Result<Box<dyn Recurrent>> {
     let decay = |i: usize, _: &mut _| (-6.0 + 5.0 * along(i).powf(0.7 + 1.3 * up(i))) as f32;
     let bonus = |i: usize, _: &mut _| (up(i) * (1.0 - along(i)) + 0.1 * (((i % c + 1) % 3) as f64 - 1.0)) as f32;
     let matrix = |make: &mut Maker, name: &str, [input, output]: [usize; 2], gain: f64| {
-        make.drawn(&format!("{name}.weight"), &[l, input, output], |random| orthogonal(random, l, input, output, gain))
+        let drawn = |random: &mut _| orthogonal(random, l, input, output, gain);
+        make.matrices(|make| make.drawn(&format!("{name}.weight"), &[l, input, output], drawn))
     };
     let zeros = |make: &mut Maker, name: &str, shape: [usize; 2]| {
-        make.param(&format!("{name}.weight"), &[l, shape[0], shape[1]], Fill::Value(0.0))
+        make.matrices(|make| make.param(&format!("{name}.weight"), &[l, shape[0], shape[1]], Fill::Value(0.0)))
     };
     let heads = Norm {
         gain: make.made("heads.gain", &[l, c], 0, |i, _| ((1.0 + (i / c) as f64) / l as f64).powf(0.7) as f32)?,
@@ -259,7 +260,7 @@ impl Layers {
         let rows = |param: &Param| tape.param_rows(param, layers.clone());
         let norm =
             |x: &Tensor, norm: &Norm| Ok::<_, Error>(ops::layer_norm(x, &rows(&norm.gain)?, &rows(&norm.bias)?, self.shape.eps)?);
-        let linear = |x: &Tensor, w: &Param| Ok::<_, Error>(ops::linear(x, &rows(w)?, Linear::default())?);
+        let linear = |x: &Tensor, w: &Param| Ok::<_, Error>(tape.linear_rows(x, w, layers.clone(), Linear::default())?);
         let h = norm(x, &self.norms[0])?;
         let (before, last1) = self.shifted(&h, last1, seen)?;
         let change = ops::sub(&h, &before)?;
@@ -277,7 +278,7 @@ impl Layers {
         })?;
         let gate = ops::silu(&linear(&mixed(mix_g)?, w_g)?)?;
         let y = ops::mul(&self.head_norm(&y, &rows(&self.heads.gain)?, &rows(&self.heads.bias)?)?, &gate)?;
-        let x = ops::linear(&y, &rows(&self.output)?, Linear { residual: Some(x), ..Linear::default() })?;
+        let x = tape.linear_rows(&y, &self.output, layers.clone(), Linear { residual: Some(x), ..Linear::default() })?;
         let h = norm(&x, &self.norms[1])?;
         let (before, last2) = self.shifted(&h, last2, seen)?;
         let change = ops::sub(&h, &before)?;

@@ -72,6 +72,7 @@ fn stored<'a>(name: &'a str, t: &'a Tensor) -> Result<Stored<'a>> {
     let (dtype, bytes) = match t.dtype() {
         DType::F32 => (Dtype::F32, t.to_vec::<f32>()?.iter().flat_map(|x| x.to_le_bytes()).collect()),
         DType::BF16 => (Dtype::BF16, t.to_vec::<bf16>()?.iter().flat_map(|x| x.to_le_bytes()).collect()),
+        DType::I8 => return Err(Error::StateFile(format!("{name} is a packed matrix"))),
         DType::I32 => (Dtype::I32, t.to_vec::<i32>()?.iter().flat_map(|x| x.to_le_bytes()).collect()),
     };
     Ok(Stored { name, dtype, shape: t.dims().to_vec(), bytes })

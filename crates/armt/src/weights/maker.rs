@@ -46,6 +46,8 @@ pub struct Maker {
     of_memory: bool,
     /// What is asked for takes part in operations in f32.
     in_f32: bool,
+    /// What is asked for are matrices of linear layers.
+    of_matrices: bool,
 }
 
 impl Maker {
@@ -55,7 +57,7 @@ impl Maker {
             Purpose::TrainFresh(seed) | Purpose::Wrap(seed) => Some(Random::new(seed)),
             _ => None,
         };
-        Maker { random, purpose, compute: compute.clone(), of_memory: false, in_f32: false }
+        Maker { random, purpose, compute: compute.clone(), of_memory: false, in_f32: false, of_matrices: false }
     }
 
     /// Where the parameters are, and what they compute in.
@@ -76,6 +78,14 @@ impl Maker {
         self.in_f32 = true;
         let made = make(self);
         self.in_f32 = false;
+        made
+    }
+
+    /// Matrices `[L, in, out]` of linear layers, which multiply by `Tape::linear_rows`: in int8 where the model is used so.
+    pub fn matrices<T>(&mut self, make: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        self.of_matrices = true;
+        let made = make(self);
+        self.of_matrices = false;
         made
     }
 
@@ -122,6 +132,13 @@ impl Maker {
                 Purpose::TrainMemory(also) => !self.of_memory && !also.iter().any(|own| own == name),
                 _ => false,
             };
+            if frozen
+                && self.of_matrices
+                && self.compute.weights() == DType::I8
+                && let Some(param) = Param::int8(name, shape)?
+            {
+                return Ok(param);
+            }
             return Ok(match frozen {
                 true => Param::frozen(name, &Tensor::zeros(shape, dtype, device)?, dtype)?,
                 false => Param::new(name, &Tensor::zeros(shape, DType::F32, device)?, dtype)?,

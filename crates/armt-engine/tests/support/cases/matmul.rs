@@ -87,6 +87,7 @@ pub fn linear() -> Vec<Case> {
                             activation,
                             residual: residual.then(|| &t[2 + usize::from(bias)]),
                             transposed,
+                            scales: None,
                             room: residual,
                         };
                         ops::linear(&t[0], &t[1], with)
