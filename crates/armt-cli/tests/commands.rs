@@ -61,6 +61,17 @@ fn a_model_is_converted_reads_a_text_and_answers() {
 }
 
 #[test]
+fn a_gguf_file_is_judged_with_the_tokenizer_that_it_has() {
+    let place = place();
+    let model = format!("{}/../../tests/fixtures/gguf/qwen2-f16.gguf", env!("CARGO_MANIFEST_DIR"));
+    let said = place.good(&format!("eval {model} --task text --text text.txt --device cpu"));
+    assert!(said.contains("bits per byte"), "{said}");
+    std::fs::write(place.path("qa.jsonl"), r#"{"context": "a b c", "question": "what", "answer": "c"}"#).unwrap();
+    let said = place.good(&format!("eval {model} --task qa --qa qa.jsonl --device cpu"));
+    assert!(said.contains("exact match"), "{said}");
+}
+
+#[test]
 fn a_memory_of_int8_is_asked_in_f32_and_in_int8() {
     let place = with_model();
     place.good("read model text.txt --memory text.mem --device cpu --dtype int8");

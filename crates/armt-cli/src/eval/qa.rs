@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Result, bail};
-use armt::text::Tokenizer;
 use armt_lab::eval::qa::{Qa, Report, count, judge};
 use armt_lab::tasks::babilong::{Books, Length};
 use armt_lab::tasks::qa::{Fields, Hiding, read};
@@ -93,8 +92,9 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     if contexts.is_empty() {
         bail!("--qa: expected at least one question, got none");
     }
-    let model = args.device.open_weights(folder, args.adapter.as_deref())?;
-    let words = Words::new(Arc::new(Tokenizer::load_for(folder, model.sizes().vocab)?), Some(model.config()))?;
+    let session = args.device.open_session(folder, args.adapter.as_deref())?;
+    let model = session.model();
+    let words = Words::new(session.tokenizer().clone(), Some(model.config()))?;
     let hiding = match &own.distract {
         Some(folder) => Some(Hiding(Arc::new(Books::open(folder, words.tokenizer.clone())?))),
         None => None,
@@ -110,7 +110,7 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     crate::say(format_args!("{:>8} {:>10} {:>12} {:>8}", "length", "questions", "exact match", "F1"))?;
     for length in lengths {
         let judged =
-            judge(&model, &words, &contexts, (hiding.as_ref(), length, args.seed), &mut |_| match stop.load(Ordering::Relaxed) {
+            judge(model, &words, &contexts, (hiding.as_ref(), length, args.seed), &mut |_| match stop.load(Ordering::Relaxed) {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
             });

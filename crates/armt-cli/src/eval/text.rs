@@ -3,11 +3,9 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyhow::Result;
-use armt::text::Tokenizer;
 use armt_lab::eval::text::{Report, judge};
 use armt_lab::tasks::documents::{Document, Documents};
 use armt_lab::tasks::words::Words;
@@ -68,12 +66,12 @@ impl TextArgs {
 pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     let own = &args.text;
     let documents = own.documents()?;
-    let model = args.device.open_weights(folder, args.adapter.as_deref())?;
-    let tokenizer = Tokenizer::load_for(folder, model.sizes().vocab)?;
-    let words = Words::new(Arc::new(tokenizer), Some(model.config()))?;
+    let session = args.device.open_session(folder, args.adapter.as_deref())?;
+    let model = session.model();
+    let words = Words::new(session.tokenizer().clone(), Some(model.config()))?;
     let stop = stop_on_signals()?;
     let mut meter = Meter::new(None, 0);
-    let judged = judge(&model, &documents, &words, own.segments, &mut |judged| {
+    let judged = judge(model, &documents, &words, own.segments, &mut |judged| {
         meter.show(judged.tokens, judged.tokens);
         if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
