@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use armt::adapter::Adapter;
-use armt::engine::{DType, Device};
+use armt::engine::{CpuReport, DType, Device};
 use armt::memory::Write;
 use armt::{Model, Session};
 use clap::{Args, ValueEnum};
@@ -81,7 +81,14 @@ impl DeviceArgs {
             (Some(ComputeKind::Int8), true) => {
                 bail!("--dtype int8: expected bf16 or f32 on a GPU; int8 is for the CPU (--device cpu)")
             }
-            (Some(ComputeKind::Int8), false) => DType::I8,
+            (Some(ComputeKind::Int8), false) => {
+                if !CpuReport::new().fast_int8 {
+                    crate::note(format_args!(
+                        "int8: this processor has no AVX-512 VNNI; it saves memory and takes more time than f32"
+                    ));
+                }
+                DType::I8
+            }
             (None | Some(ComputeKind::Bf16), true) => DType::BF16,
             (None, false) | (Some(ComputeKind::F32), _) => DType::F32,
         })

@@ -7,6 +7,8 @@ pub fn run() -> Result<()> {
     let cpu = CpuReport::new();
     crate::say(format_args!("armt      {}", env!("CARGO_PKG_VERSION")))?;
     crate::say(format_args!("cpu       {} threads, vectors {}", cpu.threads, cpu.vectors))?;
+    let int8 = if cpu.fast_int8 { "faster than f32 here" } else { "smaller than f32, but slower here: no AVX-512 VNNI" };
+    crate::say(format_args!("int8      {int8} (read, ask, eval, serve with --dtype int8)"))?;
     match Device::cuda(0) {
         Ok(Device::Cuda(cuda)) => {
             let r = cuda.report()?;

@@ -48,6 +48,8 @@ pub struct CpuReport {
     pub vectors: String,
     /// Threads of rayon's global pool.
     pub threads: usize,
+    /// Whether products with matrices in int8 are faster than those in f32.
+    pub fast_int8: bool,
 }
 
 impl CpuReport {
@@ -61,7 +63,8 @@ impl CpuReport {
             Some("Neon") | Some("NeonFcma") => "NEON",
             _ => "none: portable code",
         };
-        CpuReport { vectors: vectors.into(), threads: rayon::current_num_threads() }
+        let fast_int8 = paths::int8_product() != paths::Int8Path::Plain;
+        CpuReport { vectors: vectors.into(), threads: rayon::current_num_threads(), fast_int8 }
     }
 }
 
