@@ -94,6 +94,25 @@ fn a_resumed_run_gives_the_numbers_of_an_unbroken_one() {
 }
 
 #[test]
+fn pairs_that_share_a_segment_are_read_in_fewer_of_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let together = |n: usize| vec![format!("stage.1.together={n}")];
+    let recipe = |n| Recipe::parse(RECIPE, &together(n)).unwrap();
+    let base: Config = serde_json::from_value(json!({"model_type": "armt", "segment_size": 1, "memory": {"kind": "none"},
+        "backbone": {"model_type": "gpt2"}}))
+    .unwrap();
+    assert_eq!([1, 2, 3].map(|n| recipe(n).config(0, &base).segment_size), [4, 8, 12]);
+    assert_eq!(recipe(3).config(1, &base).segment_size, 5, "the other stage stays as it is");
+    // Two pairs and a question: two segments, the second of them not full, and one.
+    for n in [2, 3] {
+        let path = dir.path().join(n.to_string());
+        assert!(matches!(run(&path, false, u64::MAX, &together(n)).unwrap(), Ending::Finished { .. }));
+    }
+    let refused = run(&dir.path().join("none"), false, u64::MAX, &together(0)).unwrap_err().to_string();
+    assert!(refused.contains("together"), "{refused}");
+}
+
+#[test]
 fn a_stage_that_gains_nothing_ends_early_unless_it_is_to_go_on() {
     let dir = tempfile::tempdir().unwrap();
     let steps = |name: &str, more: &[&str]| {

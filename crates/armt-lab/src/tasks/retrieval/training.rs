@@ -50,10 +50,18 @@ struct StageKeys {
     /// Questions at the end of a text, in training: 1 in the paper, and in validation always.
     #[serde(default = "one")]
     questions: usize,
+    /// Pairs and questions that share a segment: 1 in the paper. Where all of a text do, attention finds the answer without a memory.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    together: usize,
 }
 
 fn one() -> usize {
     1
+}
+
+// Runs of before do not have the key in their folder.
+fn is_one(n: &usize) -> bool {
+    *n == 1
 }
 
 fn the_authors_symbols() -> usize {
@@ -87,15 +95,16 @@ impl Lessons for RetrievalLessons {
     }
 
     fn check_stage(&self, stage: usize, sizes: Sizes) -> Result<()> {
-        let (task, StageKeys { pairs, key_size, questions, .. }) = self.known(stage)?;
-        expect_positive(&[("pairs", pairs), ("key_size", key_size.unwrap_or(1)), ("questions", questions)])?;
+        let (task, StageKeys { pairs, key_size, questions, together, .. }) = self.known(stage)?;
+        let named = [("pairs", pairs), ("key_size", key_size.unwrap_or(1)), ("questions", questions), ("together", together)];
+        expect_positive(&named)?;
         task.check(pairs)?;
         task.expect_room(pairs, questions, sizes.batch)?;
         task.expect_room(pairs, 1, sizes.judged)
     }
 
     fn segment_size(&self, stage: usize) -> usize {
-        self.stage(stage).map_or(0, |(task, _)| task.segment_size())
+        self.known(stage).map_or(0, |(task, keys)| task.segment_size().saturating_mul(keys.together))
     }
 
     fn open(&self, begun: Option<&Begun<'_>>) -> Result<Box<dyn TaskData>> {
