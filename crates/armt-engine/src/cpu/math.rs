@@ -50,7 +50,7 @@ pub(crate) fn exp2_below_0(x: f32) -> f32 {
         .mul_add(r, 1.339_086_3e-3)
         .mul_add(r, 9.618_083e-3)
         .mul_add(r, 5.550_357e-2)
-        .mul_add(r, 2.402_265_1e-1)
+        .mul_add(r, 2.402_265e-1)
         .mul_add(r, 6.931_472e-1)
         .mul_add(r, 1.0);
     p * f32::from_bits(shifted.to_bits() << 23)
