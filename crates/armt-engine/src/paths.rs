@@ -19,6 +19,7 @@
 //! logits                rows that exist at a time                          logits_rows
 //! products              when cuBLASLt's suggestions are tried              tries_suggestions (cuda/tune.rs)
 //! recurrences           how many tokens a chunk has                        token_chunk
+//!                       what a task of the CPU's selective scan takes      scan_tasks
 //! threads of the CPU    when another one pays                              rows_per_piece, attention_tasks, product_pieces
 //! last layer            only its memory tokens, or all                     narrow_pays
 //! ```
@@ -347,6 +348,29 @@ pub(crate) fn token_chunk(card: Card, threads: usize, tokens: usize) -> usize {
     tokens.div_ceil(wanted).max(SHORTEST_CHUNK).next_multiple_of(32)
 }
 
+/// Strips of channels of a task of the selective scan on the CPU: B's and C's gradients are summed over them in vectors, and their states and rates
+/// stay in the second-level cache.
+const SCAN_STRIPS: usize = 4;
+/// Tasks that a scan is at least cut into, where it has as many texts: enough for 16 threads, and few enough that rates, which each task makes
+/// anew, cost nothing.
+const SCAN_TASKS: usize = 64;
+
+/// What a task of the selective scan takes on the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ScanTasks {
+    /// Strips of channels.
+    pub(crate) strips: usize,
+    /// Texts.
+    pub(crate) texts: usize,
+}
+
+/// By the sizes alone, and not by the number of threads: sums over channels and texts are those of tasks, added in their order.
+pub(crate) fn scan_tasks(groups: usize, texts: usize, strips: usize) -> ScanTasks {
+    let spans = groups * strips.div_ceil(SCAN_STRIPS);
+    let parts = SCAN_TASKS.div_ceil(spans.max(1)).clamp(1, texts.max(1));
+    ScanTasks { strips: SCAN_STRIPS, texts: texts.div_ceil(parts).max(1) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -402,6 +426,14 @@ mod tests {
         assert_eq!(token_chunk(H200, 24 * 1536 * 2, 512), 256);
         assert_eq!(token_chunk(H200, 1 << 20, 512), 512);
         assert_eq!(token_chunk(H200, 1536, 100), 64);
+    }
+
+    #[test]
+    fn scans_are_cut_into_tasks_enough_for_many_threads() {
+        // Rewrite's training, 4 layers of 64 texts; one text of mamba-130m.
+        assert_eq!(scan_tasks(4, 64, 16), ScanTasks { strips: 4, texts: 16 });
+        assert_eq!(scan_tasks(1, 1, 96), ScanTasks { strips: 4, texts: 1 });
+        assert_eq!(scan_tasks(24, 100, 96), ScanTasks { strips: 4, texts: 100 });
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Kernels of the recurrences over tokens on the CPU.
 
 pub(crate) mod causal_conv;
+mod lanes;
 pub(crate) mod selective_scan;
 pub(crate) mod wkv5;
 

@@ -6,9 +6,18 @@ use super::{MASKS, Seen, Sequences, cuts, in_pieces, seen};
 
 pub fn cases() -> Vec<Case> {
     let mut rng = Rng(71);
-    // Strips of channels that are full and not, pieces of tokens likewise.
-    let sizes =
-        [([1, 1, 1], 1, 1), ([1, 1, 7], 3, 2), ([2, 3, 5], 17, 4), ([1, 2, 33], 32, 3), ([2, 1, 70], 40, 5), ([1, 2, 64], 33, 16)];
+    // Strips of channels that are full and not, pieces of tokens likewise; the last two have several spans of channels, and several texts to
+    // a task of the CPU.
+    let sizes = [
+        ([1, 1, 1], 1, 1),
+        ([1, 1, 7], 3, 2),
+        ([2, 3, 5], 17, 4),
+        ([1, 2, 33], 32, 3),
+        ([2, 1, 70], 40, 5),
+        ([1, 2, 64], 33, 16),
+        ([1, 2, 18], 150, 6),
+        ([1, 70, 3], 5, 2),
+    ];
     let mut cases = Vec::new();
     for (sequences, width, n) in sizes {
         for mask in MASKS {
