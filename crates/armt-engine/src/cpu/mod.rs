@@ -2,8 +2,8 @@
 //!
 //! `simd!` compiles a loop once for each instruction set and picks at run time, so that one binary runs everywhere. Loops are written
 //! so that the compiler vectorises them: slices of equal length, no branches, `mul_add`. [`par_rows`] spreads rows over rayon's threads
-//! when there is enough work to pay for it. Every output element is computed by one thread in a fixed order: results do not depend on
-//! the number of threads.
+//! when there is enough work to pay for it. Every output element is computed by one thread in a fixed order: as many threads give the
+//! same bits (how a product is cut depends on their number, and with it how the `gemm` crate sums).
 
 /// Runs an expression compiled for the processor at hand. A macro, because the code must be inlined into the function that is
 /// compiled for the instruction set: left outside, it would neither use its vectors nor its fused multiplication.
