@@ -13,7 +13,7 @@ use armt_lab::eval::retrieval::Report;
 use armt_lab::eval::text;
 use clap::{Args, ValueEnum};
 
-use crate::eval::expect_place;
+use crate::place::{Written, expect_place_for};
 
 const EXAMPLE: &str = "\
 Examples:
@@ -93,7 +93,7 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
         (_, _) if !args.readme.is_empty() => bail!("--readme: expected one folder of results before it"),
         (_, None) => bail!("--out: expected the name of a plot to write, or one folder of results instead of files"),
         (files, Some(out)) => {
-            expect_place(out)?;
+            expect_place_for(Written::Plot, out)?;
             if let Some(folder) = files.iter().find(|f| f.is_dir()) {
                 bail!(
                     "{}: expected a report, got a folder; a folder of results is given alone and without --out",

@@ -211,6 +211,39 @@ fn nothing_is_overwritten_unasked() {
 }
 
 #[test]
+fn a_file_of_another_kind_is_never_replaced() {
+    let place = with_model();
+    let text = read(&place.path("text.txt"));
+    std::fs::write(place.path("rows.jsonl"), "{\"context\": \"a b\", \"question\": \"c\", \"answer\": \"d\"}\n").unwrap();
+    let rows = read(&place.path("rows.jsonl"));
+    for (line, message) in [
+        ("read model text.txt --memory text.txt --force --device cpu", "text.txt: it is also a text to read"),
+        ("read model text.txt --memory ./text.txt --append --device cpu", "text.txt: it is also a text to read"),
+        ("eval model --task text --text text.txt --out text.txt --device cpu", "text.txt: it exists already and is no report"),
+        ("eval model --task qa --qa rows.jsonl --out rows.jsonl --device cpu", "rows.jsonl: it exists already and is no report"),
+        ("eval model --task babilong --samples 1 --out rows.jsonl --device cpu", "rows.jsonl: expected a report of"),
+        ("data babilong --samples 1 --lengths 0k --out text.txt", "text.txt: it exists already and is no file of samples"),
+        ("data babilong --samples 1 --lengths 0k --out rows.jsonl", "rows.jsonl: it exists already and is no file of samples"),
+        ("bench read-small --repeats 1 --segments 1 --json text.txt --device cpu", "text.txt: it exists already and is no report"),
+        ("report rows.jsonl --out text.txt", "text.txt: it exists already and is no SVG plot"),
+    ] {
+        let said = place.bad(line);
+        assert!(said.contains(message), "{line}: {said}");
+    }
+    assert!(read(&place.path("text.txt")) == text && read(&place.path("rows.jsonl")) == rows);
+    // What a command has written it writes anew.
+    for line in [
+        "eval model --task text --text text.txt --out text.json --device cpu",
+        "report text.json --out text.svg",
+        "data babilong --questions qa1 --samples 1 --lengths 0k --out samples.jsonl",
+        "bench read-small --repeats 1 --segments 1 --layers 1 --json bench.json --device cpu",
+    ] {
+        place.good(line);
+        place.good(line);
+    }
+}
+
+#[test]
 fn what_is_missing_or_wrong_is_named() {
     let place = with_model();
     std::fs::write(place.path("empty.txt"), "").unwrap();

@@ -12,6 +12,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::device::DeviceArgs;
+use crate::place::{Written, expect_place, expect_place_for};
 use armt_shipped::find_model;
 
 const EXAMPLE: &str = "\
@@ -101,7 +102,11 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     }
     let folder = find_model(&args.model)?;
     if let Some(out) = &args.out {
-        expect_place(out)?;
+        match args.task {
+            // It goes on with its report, and refuses any other file by what is wrong with it.
+            Task::Babilong => expect_place(out)?,
+            _ => expect_place_for(Written::Report, out)?,
+        }
     }
     match args.task {
         Task::Remember | Task::Rewrite => retrieval::run(args, &folder),
@@ -124,12 +129,4 @@ fn positive(text: &str) -> Result<usize, String> {
 /// A time above 0.
 fn time(text: &str) -> Result<f64, String> {
     text.trim().parse().ok().filter(|t: &f64| t.is_finite() && *t > 0.0).ok_or_else(|| "expected a number above 0".into())
-}
-
-/// Refuses a file that could not be written before anything slow is done.
-pub fn expect_place(out: &std::path::Path) -> Result<()> {
-    match out.parent().filter(|p| !p.as_os_str().is_empty() && !p.is_dir()) {
-        Some(folder) => bail!("{}: the folder {} does not exist", out.display(), folder.display()),
-        None => Ok(armt::files::expect_writable(out)?),
-    }
 }
