@@ -259,6 +259,7 @@ fn what_is_missing_or_wrong_is_named() {
         ("ask model --memory a.mem why", "a.mem: there is no such memory file"),
         ("ask model --memory odd.mem why --device cpu", "odd.mem: not a whole memory file"),
         ("convert nowhere out --kind rmt", "nowhere: there is no such folder"),
+        ("convert model out --kind rmt", "`armt export` writes its backbone"),
         ("convert gpt2 out --kind rmt --d-mem 3", "--d-mem: --kind rmt has no such setting"),
         ("convert gpt2 out --kind rmt --segment 500", "segment_size"),
         ("convert gpt2 out --kind associative --tokens 2 --segment 16 --memory-layers 0,7", "memory_layers"),

@@ -6,10 +6,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use armt::text::Tokenizer;
 use armt_lab::eval::qa::{Qa, Report, count, judge};
-use armt_lab::tasks::babilong::{Books, Length};
+use armt_lab::tasks::babilong::{Books, Data, Length, find_data};
 use armt_lab::tasks::qa::{Fields, Hiding, read};
 use armt_lab::tasks::words::Words;
 use clap::Args;
@@ -96,7 +96,10 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     let model = args.device.open_weights(folder, args.adapter.as_deref())?;
     let words = Words::new(Arc::new(Tokenizer::load_for(folder, model.sizes().vocab)?), Some(model.config()))?;
     let hiding = match &own.distract {
-        Some(folder) => Some(Hiding(Arc::new(Books::open(folder, words.tokenizer.clone())?))),
+        Some(folder) => {
+            let folder = find_data(Data::TestBooks, Some(folder)).context("--distract DIR names a folder of .txt files")?;
+            Some(Hiding(Arc::new(Books::open(&folder, words.tokenizer.clone())?)))
+        }
         None => None,
     };
     let stop = stop_on_signals()?;

@@ -13,7 +13,7 @@ use super::{Fields, Hiding, Told, read};
 use crate::error::{Error, Result};
 use crate::tasks::TaskBatch;
 use crate::tasks::asked::{Prompt, Text};
-use crate::tasks::babilong::{Books, Length};
+use crate::tasks::babilong::{Books, Data, Length, find_data};
 use crate::tasks::training::{self, Begun, Keys, Lessons, Sizes, TaskData, TrainingTask, expect_positive, keys_of};
 use crate::tasks::words::Words;
 
@@ -145,7 +145,10 @@ impl Lessons for QaLessons {
         let train = contexts(train)?;
         let valid = if valid.is_empty() { train.clone() } else { contexts(valid)? };
         let hiding = match distract {
-            Some(d) => Some((Hiding(Arc::new(Books::open(&d.from, words.tokenizer.clone())?)), d.lengths()?)),
+            Some(d) => {
+                let folder = find_data(Data::TrainBooks, Some(&d.from))?;
+                Some((Hiding(Arc::new(Books::open(&folder, words.tokenizer.clone())?)), d.lengths()?))
+            }
             None => None,
         };
         Ok(Box::new(Questions { lessons: self.clone(), train, valid, hiding, words }))
