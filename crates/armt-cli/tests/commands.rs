@@ -278,6 +278,9 @@ fn a_memory_of_another_model_is_refused() {
     place.good("convert gpt2 other --kind associative --tokens 2 --d-mem 4 --segment 16 --seed 9");
     place.good("read model text.txt --memory text.mem --device cpu");
     assert!(place.bad("ask other --memory text.mem why --device cpu").contains("the memory of another model"));
+    // A number below 0 is a value, and not taken for an option.
+    let said = place.bad("ask model --memory text.mem why --device cpu --temperature -1");
+    assert!(said.contains("temperature: expected a positive number, got -1"), "{said}");
 }
 
 #[test]
@@ -286,6 +289,14 @@ fn bytes_that_are_no_text_are_reported() {
     std::fs::write(place.path("odd.txt"), b"some \xff\xfe bytes and caf\xc3\xa9").unwrap();
     let said = place.good("read model odd.txt --memory odd.mem --device cpu");
     assert!(said.contains("2 bytes were no UTF-8"), "{said}");
+    // What is packed or of another program is no text with a few odd bytes: it would be read as nonsense.
+    let packed = [b"\x1f\x8b\x08\x00\x00\x00".as_slice(), b"%PDF-1.7\n\x00\x01", b"\xff\xfeM\x00a\x00r\x00y\x00"];
+    for bytes in packed {
+        std::fs::write(place.path("packed"), bytes).unwrap();
+        let said = place.bad("read model packed --memory packed.mem --device cpu");
+        assert!(said.contains("packed: expected a text in UTF-8, got a file with zero bytes"), "{said}");
+        assert!(!place.path("packed.mem").exists());
+    }
 }
 
 #[test]
