@@ -382,6 +382,13 @@ impl View {
                     crate::note(format_args!("step {}/{steps}: {line}", progress.step));
                 }
             }
+            Event::Note { progress, text } => {
+                let line = format!("{}stage {}/{}: {text}", self.title, progress.stage + 1, self.stages);
+                match &self.bar {
+                    Some(bar) => bar.println(line),
+                    None => crate::note(format_args!("{line}")),
+                }
+            }
             Event::Judged { texts, of } => {
                 if let Some(bar) = &self.bar {
                     bar.set_message(format!("{}validation: {texts} of {of} texts", self.title));

@@ -36,7 +36,8 @@ it is the right word to the letter: greedy, at most 10 tokens, cut at <|endoftex
 text: each document is read from an empty memory, and every token predicted. Beside the loss of each segment stands that of the same model with
 its memory emptied before it: what the memory gives. A plot is drawn beside the report.
 
-qa: a context is read into an empty memory and asked, as `armt read` and `armt ask` do it. Exact match and F1 are SQuAD's.
+qa: a context is read into an empty memory and asked, as `armt read` and `armt ask` do it. Exact match and F1 are SQuAD's. The last line,
+`unread`, is of the same questions with nothing read: what the model knows by heart or guesses.
 
 The report is written anew after each line. Ctrl-C keeps the lines so far; with babilong the same command goes on with the others, and
 one with other lengths, or with more samples for some of them, adds to it.";
