@@ -194,7 +194,7 @@ pub fn compare(models: &[(String, Report)]) -> Result<Plot> {
         let mut marks: Vec<Mark> =
             report.lengths.iter().filter_map(|row| Some(Mark { x: at(&row.length)?, y: row.exact_match, spread: None })).collect();
         marks.sort_by(|a, b| a.x.total_cmp(&b.x));
-        let unread = |row: &Row| marks.iter().map(|mark| Mark { y: row.exact_match, ..mark.clone() }).collect();
+        let unread = |row: &Row| marks.iter().map(|mark| Mark { y: row.exact_match, ..*mark }).collect();
         let unread = report.unread.as_ref().map(|row| Series { name: format!("{name}, nothing read"), marks: unread(row) });
         series.push(Series { name: name.clone(), marks });
         series.extend(unread);
