@@ -42,19 +42,19 @@ pub struct AskArgs {
     /// The text that the model goes on from, with `after_question` of its config.json behind it.
     question: String,
     /// Most tokens to answer with.
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true)]
     max_tokens: usize,
     /// Pick tokens at random; above 1 wilder, below 1 tamer, 0 is always the most probable.
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
     /// Pick only among the K most probable tokens.
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
     top_k: Option<usize>,
     /// Pick only among the most probable tokens that together have probability P.
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
     /// Equal seeds give equal answers.
-    #[arg(long, value_name = "S", default_value_t = 0)]
+    #[arg(long, value_name = "S", default_value_t = 0, allow_negative_numbers = true)]
     seed: u64,
     /// End the answer before this text (\n is a new line); can be given several times.
     #[arg(long, value_name = "TEXT")]
@@ -71,7 +71,7 @@ pub fn run(args: &AskArgs) -> Result<ExitCode> {
     if !args.memory.is_file() {
         bail!("{}: there is no such memory file; `armt read` makes one", args.memory.display());
     }
-    if args.question.is_empty() {
+    if args.question.trim().is_empty() {
         bail!("expected a question, got an empty text");
     }
     let options = Options { max_new_tokens: args.max_tokens, sampling: args.sampling(), ..Options::default() };

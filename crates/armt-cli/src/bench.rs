@@ -12,6 +12,7 @@ use armt_lab::bench::{Timing, WORKLOADS, Way, Work, Workload, run as measure};
 use clap::Args;
 
 use crate::device::{DeviceArgs, WriteKind};
+use crate::place::{Written, expect_place_for};
 
 #[derive(Args)]
 #[command(after_help = "Workloads:
@@ -75,6 +76,9 @@ pub struct BenchArgs {
 }
 
 pub fn run(args: &BenchArgs) -> Result<ExitCode> {
+    if let Some(path) = &args.json {
+        expect_place_for(Written::Report, path)?;
+    }
     let (device, dtype) = args.device.open()?;
     let all = WORKLOADS.map(String::from);
     let names = if args.workloads.iter().any(|w| w == "all") { all.to_vec() } else { args.workloads.clone() };

@@ -10,6 +10,7 @@ use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, RmtR, Window};
 use armt::model::Conversion;
 use armt::weights::gguf::Gguf;
 use armt::{Model, checkpoint, recurrence};
+use armt_shipped::find_model;
 use clap::{Args, ValueEnum};
 
 use crate::device::{NumberKind, WriteKind, expect_backbone};
@@ -30,12 +31,12 @@ The weights of the backbone are taken as they are; those of the memory are new a
 pub const COMPANIONS: [&str; 5] =
     ["generation_config.json", "special_tokens_map.json", "tokenizer_config.json", "added_tokens.json", "vocabulary.json"];
 
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(after_help = EXAMPLE)]
 pub struct ConvertArgs {
     /// Hugging Face folder of GPT-2, GPT-NeoX (Pythia), Llama, Mistral, Qwen2 or Qwen3: config.json, model.safetensors, tokenizer.json. Or a
     /// GGUF file of Llama, Qwen2 or Qwen3 in F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K. Or a folder of Mamba or RWKV-5.2, under Hugging Face's
-    /// names or, of RWKV-5, the authors'.
+    /// names or, of RWKV-5, the authors'. Or a plain model that comes with the program (books).
     source: PathBuf,
     /// Folder to write.
     out: PathBuf,
@@ -90,6 +91,9 @@ pub enum MemoryKind {
 }
 
 pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
+    // A name that is no file here may be that of a model that comes with the program.
+    let source = if args.source.exists() { args.source.clone() } else { find_model(&args.source)? };
+    let args = &ConvertArgs { source, ..args.clone() };
     args.expect_source()?;
     let memory = args.memory()?;
     expect_room(&args.out, &args.source, args.force)?;
@@ -193,6 +197,13 @@ impl ConvertArgs {
             };
         }
         expect_backbone(source)?;
+        let keys = armt::files::read_json::<serde_json::Value>(&source.join("config.json"), "a model's configuration")?;
+        if keys.get("model_type").is_some_and(|kind| kind == "armt") {
+            bail!(
+                "{}: expected a plain model, got what `armt convert` has written; `armt export` writes its backbone, which can be converted",
+                source.display()
+            );
+        }
         let weights = ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| source.join(name).is_file());
         let pickled = ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter().find(|name| source.join(name).is_file());
         match pickled.filter(|_| !weights && !self.random) {

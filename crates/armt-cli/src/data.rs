@@ -18,7 +18,7 @@ use armt_lab::tasks::babilong::{Babilong, Books, Data, Form, Length, Stories, fi
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::data_check::{self, CheckArgs};
-use crate::eval::expect_place;
+use crate::place::{Written, expect_place_for};
 use crate::progress::{Meter, bytes, thousands};
 use crate::train::stop_on_signals;
 
@@ -115,7 +115,7 @@ fn write_babilong(args: &BabilongArgs) -> Result<ExitCode> {
     let started = Instant::now();
     let to_file = args.out != Path::new("-");
     if to_file {
-        expect_place(&args.out)?;
+        expect_place_for(Written::Samples, &args.out)?;
     }
     let of = |task: &Task| open_stories(*task, args.seed, args.sources.simulated, args.split(), args.sources.babi.as_deref());
     let stories = args.questions.iter().map(of).collect::<Result<Vec<_>>>()?;

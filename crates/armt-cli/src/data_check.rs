@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use armt_lab::tasks::babilong::{Data, find_data};
 use armt_lab::tasks::check::{Checked, has_questions, questions, texts};
+use armt_shipped::find_model;
 use clap::Args;
 
 use crate::data::find_tokenizer;
@@ -28,7 +29,7 @@ pub struct CheckArgs {
     /// Files of questions or texts, folders and patterns.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
-    /// Model folder whose tokenizer counts; GPT-2's if not given.
+    /// Model whose tokenizer counts: its folder, its run's, or its name if it comes with the program; GPT-2's if not given.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     #[command(flatten)]
@@ -39,7 +40,9 @@ pub struct CheckArgs {
 }
 
 pub fn run(args: &CheckArgs) -> Result<ExitCode> {
-    let folder = find_data(Data::Bpe, args.model.as_deref()).context("--model DIR names a folder of a tokenizer")?;
+    // A run, or a model that comes with the program; or else a folder that has a tokenizer and nothing more.
+    let named = args.model.as_ref().map(|named| find_model(named).unwrap_or_else(|_| named.clone()));
+    let folder = find_data(Data::Bpe, named.as_deref()).context("--model DIR names a folder of a tokenizer")?;
     let tokenizer = Arc::new(find_tokenizer(&folder)?);
     let fields = args.fields.fields();
     let Checked { lengths, unwritable, wrong, .. } = match has_questions(&args.files, &fields)? {

@@ -12,6 +12,7 @@ mod export;
 mod launch;
 mod memory;
 mod merge;
+mod place;
 mod processes;
 mod progress;
 mod quickstart;

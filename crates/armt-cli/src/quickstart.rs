@@ -81,7 +81,7 @@ pub fn run(args: &QuickstartArgs) -> Result<ExitCode> {
         "\nshown: trained on up to {TRAINED} pairs, it answers {:.1} % exactly at {TRAINED} and {:.1} % at {FARTHEST}; without memory {:.1} %. \
          {:.0} s in all.\n\
          kept:  {} (model), log.jsonl above it (tensorboard --logdir {}), {} (plot)\n\
-         next:  armt eval {} --task remember --symbols 32 --pairs 12,20; armt train recipes/remember-armt.toml --out runs/remember",
+         next:  armt eval {} --task remember --symbols 32 --pairs 12,20\n       armt train questions-small --out runs/people (questions of your own: docs/own-text.md)",
         percent(&memory, TRAINED),
         percent(&memory, FARTHEST),
         percent(&plain, TRAINED),

@@ -15,7 +15,7 @@ use armt::text::Source;
 use clap::Args;
 
 use crate::device::DeviceArgs;
-use crate::eval::expect_place;
+use crate::place::expect_place;
 use crate::progress::{Meter, bytes, thousands};
 use crate::read_each::ReadEach;
 use armt_shipped::find_model;
@@ -170,6 +170,9 @@ impl ReadArgs {
             _ => {}
         }
         expect_place(out)?;
+        if let Some(text) = self.files.iter().find(|file| is_same_file(file, out)) {
+            bail!("{}: it is also a text to read and would be lost; name another file for the memory", text.display());
+        }
         if self.files.iter().filter(|f| is_stdin(f)).count() > 1 {
             bail!("-: standard input can be read only once");
         }
@@ -253,7 +256,8 @@ impl ReadArgs {
             line += &format!(" and {} tokens in all", thousands(all));
         }
         if replaced > 0 {
-            line += &format!("; {} bytes were no UTF-8 and were read as U+FFFD", thousands(replaced));
+            let (s, were) = if replaced == 1 { ("", "was") } else { ("s", "were") };
+            line += &format!("; {} byte{s} {were} no UTF-8 and {were} read as U+FFFD", thousands(replaced));
         }
         Ok(line)
     }
@@ -290,8 +294,13 @@ fn is_stdin(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
+/// Whether two names lead to one file that is there.
+fn is_same_file(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
 /// A word as a shell takes it.
-fn quote(word: &str) -> String {
+pub fn quote(word: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "-_./:=+,@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', "'\\''")) }
 }

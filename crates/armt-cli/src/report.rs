@@ -10,10 +10,10 @@ use armt_lab::eval::babilong::{self, is_report};
 use armt_lab::eval::plot::Scale;
 use armt_lab::eval::results::{Comparison, Measure, regenerate};
 use armt_lab::eval::retrieval::Report;
-use armt_lab::eval::text;
+use armt_lab::eval::{qa, text};
 use clap::{Args, ValueEnum};
 
-use crate::eval::expect_place;
+use crate::place::{Written, expect_place_for};
 
 const EXAMPLE: &str = "\
 Examples:
@@ -30,6 +30,7 @@ and so on. Each experiment's plots are drawn again beside them, and its table go
 Reports of one name become one line: their mean, with the least and the most shaded.
 Of one BABILong model a heat map of tasks by lengths is drawn, of several their means over the length.
 Of one model's text its loss by the segment is drawn, of several their bits per byte.
+Of questions of your own exact match is drawn over the length of the contexts, beside that with nothing read.
 Of figures of `armt bench --json` that differ in one size the rate, or the memory, is drawn over it, and printed as a table.";
 
 #[derive(Args)]
@@ -93,7 +94,7 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
         (_, _) if !args.readme.is_empty() => bail!("--readme: expected one folder of results before it"),
         (_, None) => bail!("--out: expected the name of a plot to write, or one folder of results instead of files"),
         (files, Some(out)) => {
-            expect_place(out)?;
+            expect_place_for(Written::Plot, out)?;
             if let Some(folder) = files.iter().find(|f| f.is_dir()) {
                 bail!(
                     "{}: expected a report, got a folder; a folder of results is given alone and without --out",
@@ -105,6 +106,7 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
             let svg = match figures.len() == files.len() {
                 true => args.speed(&figures)?,
                 false if files.iter().any(|f| text::is_report(f)) => args.text(files)?,
+                false if files.iter().any(|f| qa::is_report(f)) => args.qa(files)?,
                 false if files.iter().any(|f| is_report(f)) => args.babilong(files)?,
                 false => args.retrieval(files)?,
             };
@@ -162,6 +164,16 @@ impl ReportArgs {
         }
         let names = self.names(files, reports.iter().map(|r| r.name.clone()));
         Ok(text::compare(&names.into_iter().zip(reports).collect::<Vec<_>>())?.svg()?)
+    }
+
+    /// Exact match over the length of the contexts.
+    fn qa(&self, files: &[PathBuf]) -> Result<String> {
+        if self.metric.is_some() || self.x.is_some() || self.chart.is_some() {
+            bail!("--metric, --x and --chart: expected reports of other tasks, got questions");
+        }
+        let reports = files.iter().map(|f| Ok(qa::Report::load(f)?)).collect::<Result<Vec<_>>>()?;
+        let names = self.names(files, reports.iter().map(|r| r.name.clone()));
+        Ok(qa::compare(&names.into_iter().zip(reports).collect::<Vec<_>>())?.svg()?)
     }
 
     /// Tasks by lengths, or curves over the length.

@@ -22,6 +22,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::device::{DeviceArgs, DeviceKind};
 use crate::launch::run_together;
 use crate::processes::{self, Seat};
+use crate::read::quote;
 use armt_shipped::{find_adapter, find_recipe};
 
 /// Time between lines where there is no terminal.
@@ -29,12 +30,13 @@ const PAUSE: Duration = Duration::from_secs(5);
 
 #[derive(Args)]
 #[command(after_help = "Examples:
-  armt train recipes/remember-armt.toml --out runs/remember
-  armt train recipes/remember-armt.toml --out runs/remember --resume
-  armt train recipes/rewrite-armt.toml --out runs/fast --set optimizer.lr=1e-3 --set stage.1.steps=500
-  armt train recipes/babilong-qa1-gpt2.toml --out runs/gpt2 --set model.from=gpt2-armt --steps 10
-  armt train recipes/remember-armt.toml --out runs/remember --gpus 8
-  torchrun --no-python --nproc-per-node 8 armt train recipes/remember-armt.toml --out runs/remember
+  armt train questions-small --out runs/people --device cpu
+  armt train remember-armt --out runs/remember
+  armt train remember-armt --out runs/remember --resume
+  armt train rewrite-armt --out runs/fast --set optimizer.lr=1e-3 --set stage.1.steps=500
+  armt train mine.toml --out runs/mine --set model.from=gpt2-armt --set stages=1 --steps 10
+  armt train remember-armt --out runs/remember --gpus 8
+  torchrun --no-python --nproc-per-node 8 armt train remember-armt --out runs/remember
 
 The folder gets `best/` and `last/` (models that `armt eval` takes), log.jsonl, and TensorBoard events.
 Ctrl-C saves; --resume goes on to the numbers of an unbroken run.
@@ -56,7 +58,7 @@ pub struct TrainArgs {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     changes: Vec<String>,
     /// Stop, and save, after so many minutes.
-    #[arg(long, value_name = "MINUTES", value_parser = minutes)]
+    #[arg(long, value_name = "MINUTES", value_parser = minutes, allow_negative_numbers = true)]
     minutes: Option<Duration>,
     /// Stop, and save, after so many steps.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -95,6 +97,18 @@ impl TrainArgs {
         let adapter = self.adapter.as_ref().map(|named| format!("train.adapter={}", find_adapter(named).display()));
         let changes: Vec<String> = self.changes.iter().cloned().chain(adapter).collect();
         Ok(Recipe::load(&find_recipe(&self.recipe)?, &changes)?)
+    }
+
+    /// The command that goes on with the run, as a shell takes it.
+    fn again(&self) -> String {
+        let quoted = |path: &Path| quote(&path.to_string_lossy());
+        let mut words =
+            vec!["armt".into(), "train".into(), quoted(&self.recipe), "--out".into(), quoted(&self.out), "--resume".into()];
+        words.extend(self.adapter.iter().flat_map(|adapter| ["--adapter".into(), quoted(adapter)]));
+        words.extend(self.gpus.iter().flat_map(|gpus| ["--gpus".into(), gpus.to_string()]));
+        words.extend(self.changes.iter().flat_map(|change| ["--set".into(), quote(change)]));
+        words.extend(self.device.arguments());
+        words.join(" ")
     }
 }
 
@@ -178,10 +192,7 @@ fn run_one(args: &TrainArgs, device: &DeviceArgs, seat: Option<Seat>) -> Result<
             Ok(ExitCode::SUCCESS)
         }
         Ending::Stopped => {
-            let mut command = format!("armt train {} --out {} --resume", args.recipe.display(), args.out.display());
-            args.gpus.iter().for_each(|gpus| command += &format!(" --gpus {gpus}"));
-            args.changes.iter().for_each(|c| command += &format!(" --set {c}"));
-            crate::say(format_args!("stopped and saved; to go on:\n  {command}"))?;
+            crate::say(format_args!("stopped and saved; to go on:\n  {}", args.again()))?;
             Ok(if stop.load(Ordering::Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS })
         }
     }
@@ -369,6 +380,13 @@ impl View {
                 } else if self.last.elapsed() >= PAUSE {
                     self.last = Instant::now();
                     crate::note(format_args!("step {}/{steps}: {line}", progress.step));
+                }
+            }
+            Event::Note { progress, text } => {
+                let line = format!("{}stage {}/{}: {text}", self.title, progress.stage + 1, self.stages);
+                match &self.bar {
+                    Some(bar) => bar.println(line),
+                    None => crate::note(format_args!("{line}")),
                 }
             }
             Event::Judged { texts, of } => {

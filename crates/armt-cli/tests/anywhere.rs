@@ -58,10 +58,22 @@ fn models_recipes_and_data_are_found_by_name_anywhere() {
     let table = far.good("eval run --task remember --pairs 1,3 --samples 2 --device cpu");
     assert_eq!(table.lines().count(), 3, "{table}");
     far.good(&format!("train rewrite-rmt.toml --out extended --steps 1 {small}"));
+    // Recipes of texts and questions name the project's data by their paths in it.
+    far.good("train questions-small --out people --set stage.1.steps=2 --set eval.every=1 --device cpu");
+    far.good("eval people --task qa --qa data/questions/people.jsonl --samples 2 --distract data/books/test --hidden-in 0k,1k --device cpu");
+    far.good("data check data/questions/people.jsonl --model books");
+    far.good("convert books books-armt --tokens 2 --d-mem 8 --segment 64");
+    far.good("train text-small --out text --set stages=1 --set stage.1.steps=1 --set eval.samples=1 --device cpu");
 
     for (line, variables, said) in [
         ("read nothing a.txt --memory b.mem", &[][..], "or a model that comes with the program: babilong-qa1"),
         ("train nothing --out x", &[], "or one that comes with the program: babilong-five-1, "),
+        (
+            "train recipes/text-small.toml --out x",
+            &[],
+            "there is no such recipe; `armt train text-small` takes the one that comes with the program",
+        ),
+        ("data check data/questions/nothing.jsonl", &[], "data/questions/nothing.jsonl: expected a text file"),
         ("eval extended --task rewrite --device cpu", &[], "its latest is extended/last"),
         ("eval babilong-qa1 --task babilong --device cpu", &[("ARMT_DATA", "/nowhere")], "ARMT_DATA"),
         ("eval babilong-qa1 --task babilong --device cpu", &[("XDG_DATA_HOME", "/dev/null/x")], "ARMT_DATA"),

@@ -233,6 +233,39 @@ fn nothing_is_overwritten_unasked() {
 }
 
 #[test]
+fn a_file_of_another_kind_is_never_replaced() {
+    let place = with_model();
+    let text = read(&place.path("text.txt"));
+    std::fs::write(place.path("rows.jsonl"), "{\"context\": \"a b\", \"question\": \"c\", \"answer\": \"d\"}\n").unwrap();
+    let rows = read(&place.path("rows.jsonl"));
+    for (line, message) in [
+        ("read model text.txt --memory text.txt --force --device cpu", "text.txt: it is also a text to read"),
+        ("read model text.txt --memory ./text.txt --append --device cpu", "text.txt: it is also a text to read"),
+        ("eval model --task text --text text.txt --out text.txt --device cpu", "text.txt: it exists already and is no report"),
+        ("eval model --task qa --qa rows.jsonl --out rows.jsonl --device cpu", "rows.jsonl: it exists already and is no report"),
+        ("eval model --task babilong --samples 1 --out rows.jsonl --device cpu", "rows.jsonl: expected a report of"),
+        ("data babilong --samples 1 --lengths 0k --out text.txt", "text.txt: it exists already and is no file of samples"),
+        ("data babilong --samples 1 --lengths 0k --out rows.jsonl", "rows.jsonl: it exists already and is no file of samples"),
+        ("bench read-small --repeats 1 --segments 1 --json text.txt --device cpu", "text.txt: it exists already and is no report"),
+        ("report rows.jsonl --out text.txt", "text.txt: it exists already and is no SVG plot"),
+    ] {
+        let said = place.bad(line);
+        assert!(said.contains(message), "{line}: {said}");
+    }
+    assert!(read(&place.path("text.txt")) == text && read(&place.path("rows.jsonl")) == rows);
+    // What a command has written it writes anew.
+    for line in [
+        "eval model --task text --text text.txt --out text.json --device cpu",
+        "report text.json --out text.svg",
+        "data babilong --questions qa1 --samples 1 --lengths 0k --out samples.jsonl",
+        "bench read-small --repeats 1 --segments 1 --layers 1 --json bench.json --device cpu",
+    ] {
+        place.good(line);
+        place.good(line);
+    }
+}
+
+#[test]
 fn what_is_missing_or_wrong_is_named() {
     let place = with_model();
     std::fs::write(place.path("empty.txt"), "").unwrap();
@@ -249,6 +282,7 @@ fn what_is_missing_or_wrong_is_named() {
         ("ask model --memory a.mem why", "a.mem: there is no such memory file"),
         ("ask model --memory odd.mem why --device cpu", "odd.mem: not a whole memory file"),
         ("convert nowhere out --kind rmt", "nowhere: there is no such folder"),
+        ("convert model out --kind rmt", "`armt export` writes its backbone"),
         ("convert gpt2 out --kind rmt --d-mem 3", "--d-mem: --kind rmt has no such setting"),
         ("convert gpt2 out --kind rmt --segment 500", "segment_size"),
         ("convert gpt2 out --kind associative --tokens 2 --segment 16 --memory-layers 0,7", "memory_layers"),
@@ -267,6 +301,9 @@ fn a_memory_of_another_model_is_refused() {
     place.good("convert gpt2 other --kind associative --tokens 2 --d-mem 4 --segment 16 --seed 9");
     place.good("read model text.txt --memory text.mem --device cpu");
     assert!(place.bad("ask other --memory text.mem why --device cpu").contains("the memory of another model"));
+    // A number below 0 is a value, and not taken for an option.
+    let said = place.bad("ask model --memory text.mem why --device cpu --temperature -1");
+    assert!(said.contains("temperature: expected a positive number, got -1"), "{said}");
 }
 
 #[test]
@@ -275,6 +312,14 @@ fn bytes_that_are_no_text_are_reported() {
     std::fs::write(place.path("odd.txt"), b"some \xff\xfe bytes and caf\xc3\xa9").unwrap();
     let said = place.good("read model odd.txt --memory odd.mem --device cpu");
     assert!(said.contains("2 bytes were no UTF-8"), "{said}");
+    // What is packed or of another program is no text with a few odd bytes: it would be read as nonsense.
+    let packed = [b"\x1f\x8b\x08\x00\x00\x00".as_slice(), b"%PDF-1.7\n\x00\x01", b"\xff\xfeM\x00a\x00r\x00y\x00"];
+    for bytes in packed {
+        std::fs::write(place.path("packed"), bytes).unwrap();
+        let said = place.bad("read model packed --memory packed.mem --device cpu");
+        assert!(said.contains("packed: expected a text in UTF-8, got a file with zero bytes"), "{said}");
+        assert!(!place.path("packed.mem").exists());
+    }
 }
 
 #[test]

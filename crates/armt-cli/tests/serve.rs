@@ -125,7 +125,9 @@ fn what_cannot_be_served_is_refused_by_name() {
     assert!(place.bad("serve model --api-key-file none --device cpu").contains("none"));
     assert!(place.bad("serve nowhere --device cpu").contains("nowhere"));
     assert!(place.bad("serve model --keep model/config.json --device cpu").contains("config.json"));
-    let server = Process::start(&place, "");
+    let server = Process::start(&place, "--keep kept");
+    let said = place.bad("serve model --keep kept --port 0 --device cpu");
+    assert!(said.contains("kept: another server keeps its memories here"), "{said}");
     let port = server.client.address.port();
     assert!(place.bad(&format!("serve model --port {port} --device cpu")).contains(&format!("--port {port}")));
     server.terminate();

@@ -61,7 +61,11 @@ fn a_converted_model_is_trained_stopped_resumed_and_judged() {
         said.contains("steps: 2, ") && said.contains(" ms each (median), tensors of at most ") && said.contains(" on cpu"),
         "{said}"
     );
-    assert!(said.contains("armt train recipe.toml --out run --resume"), "{said}");
+    assert!(said.contains("armt train recipe.toml --out run --resume --device cpu\n"), "{said}");
+    // A shell takes what is printed as it was given.
+    let forms = r#"task.forms=["now","mixed"]"#;
+    let said = place.good(&format!("train recipe.toml --out quoted --device cpu --steps 1 --set {forms}"));
+    assert!(said.contains(&format!("--resume --set '{forms}' --device cpu\n")), "{said}");
     for line in log(&place, "run") {
         assert!(line["step_ms"].as_f64().unwrap() > 0.0 && line["peak_bytes"].as_u64().unwrap() > 0, "{line}");
         assert_eq!(line["tokens"].as_u64().unwrap() % 60, 0, "{line}");

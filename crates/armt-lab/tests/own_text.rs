@@ -417,6 +417,51 @@ fn a_model_learns_questions_by_heart_and_says_the_answers_when_it_is_asked() {
     let answers = qa::judge(&model, &words(), &told, (None, Length(0), 0), &mut |_| ControlFlow::Continue(())).unwrap();
     let row = qa::count(Length(0), &answers);
     assert_eq!((row.questions, row.exact_match, row.f1), (5, 1.0, 1.0), "{answers:?}");
+    // Beside it stands what it says with nothing read, in the report and in the plot.
+    let unread = qa::judge_unread(&model, &words(), &told, &mut |_| ControlFlow::Continue(())).unwrap();
+    let unread = qa::count_unread(&unread);
+    assert_eq!((unread.questions, unread.length.as_str()), (5, "unread"));
+    let report = qa::Report {
+        task: qa::Qa::Qa,
+        model: "run".into(),
+        name: None,
+        files: vec!["qa.jsonl".into()],
+        lengths: vec![row],
+        unread: Some(unread),
+    };
+    let path = folder.path().join("report.json");
+    report.save(&path).unwrap();
+    assert!(qa::is_report(&path) && qa::Report::load(&path).unwrap() == report);
+    let plot = qa::compare(&[("mine".into(), report.clone())]).unwrap();
+    assert_eq!(plot.series.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["mine", "mine, nothing read"]);
+    assert!(plot.svg().unwrap().contains("nothing read"));
+    // A report of an earlier version has no such row.
+    std::fs::write(&path, serde_json::to_vec(&qa::Report { unread: None, ..report }).unwrap()).unwrap();
+    assert_eq!(qa::Report::load(&path).unwrap().unread, None);
+}
+
+#[test]
+fn a_stage_of_questions_tells_what_it_learns_what_it_judges_and_what_it_leaves_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let note = |changes: &[String]| {
+        let recipe = qa_recipe(folder.path(), ROWS, changes);
+        let task = recipe.lessons().open(None).unwrap().task(0, Sizes { batch: 4, judged: 5, vary: false, carried: false });
+        task.unwrap().note(3).unwrap()
+    };
+    assert_eq!(note(&[]), "5 questions to learn, and 3 of these to judge: task.valid names no others");
+    let held =
+        write(folder.path(), "held.jsonl", "{\"context\": \"One and two.\", \"question\": \"First?\", \"answer\": \"one\"}\n");
+    let valid = format!("task.valid=[\"{held}\"]");
+    assert_eq!(note(std::slice::from_ref(&valid)), "5 questions to learn, and 1 of 1 held out to judge");
+    let said = note(&[valid, "stage.1.segment=8".into(), "stage.1.segments=3".into()]);
+    assert!(
+        said.contains(" held out to judge; ") && said.ends_with(" do not fit in 3 segments of 8 tokens and are left out"),
+        "{said}"
+    );
+    let empty = write(folder.path(), "empty.jsonl", "");
+    let recipe = qa_recipe(folder.path(), ROWS, &[format!("task.valid=[\"{empty}\"]")]);
+    let refused = recipe.lessons().open(None).err().unwrap().to_string();
+    assert!(refused.contains("task.valid: expected questions, got none"), "{refused}");
 }
 
 /// The trained model answers as `armt ask` has it, through a session: with the tokenizer and the words after a question of its folder.

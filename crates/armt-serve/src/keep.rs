@@ -4,6 +4,7 @@
 //! taken), the memory file, and the BLAKE3 of all before. It is written beside its place and renamed, so that a reader meets a whole one.
 
 use std::collections::VecDeque;
+use std::fs::{File, TryLockError};
 use std::io::{Error, Result, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,6 +36,8 @@ pub struct Keeper {
     used: AtomicU64,
     waiting: Mutex<Waiting>,
     changed: Condvar,
+    /// Two servers would each write over what the other has kept.
+    _alone: File,
 }
 
 #[derive(Default)]
@@ -44,14 +47,26 @@ struct Waiting {
 }
 
 impl Keeper {
-    /// A folder, which is made if there is none, for at most so many bytes.
+    /// A folder, which is made if there is none, for at most so many bytes. One that another server has is refused.
     pub fn open(folder: &Path, most: u64) -> Result<Self> {
         std::fs::create_dir_all(folder)?;
-        let probe = folder.join(".writable");
-        std::fs::write(&probe, b"")?;
-        std::fs::remove_file(&probe)?;
-        let keeper =
-            Keeper { folder: folder.into(), most, used: AtomicU64::new(0), waiting: Mutex::default(), changed: Condvar::new() };
+        // Held as long as the server runs. It also shows that the folder can be written.
+        let alone = File::create(folder.join(".lock"))?;
+        match alone.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::other("another server keeps its memories here; end it, or name another folder"));
+            }
+            // Some network file systems have no locks; a server there goes without.
+            Ok(()) | Err(TryLockError::Error(_)) => {}
+        }
+        let keeper = Keeper {
+            folder: folder.into(),
+            most,
+            used: AtomicU64::new(0),
+            waiting: Mutex::default(),
+            changed: Condvar::new(),
+            _alone: alone,
+        };
         keeper.used.store(keeper.bytes()?, Ordering::SeqCst);
         Ok(keeper)
     }

@@ -67,6 +67,14 @@ pub enum Error {
         /// The recipes that are carried.
         shipped: String,
     },
+    /// No file of this name, but a recipe that is carried has it.
+    #[error("{}: there is no such recipe; `armt train {name}` takes the one that comes with the program", named.display())]
+    RecipeElsewhere {
+        /// What was named.
+        named: PathBuf,
+        /// The recipe's name.
+        name: String,
+    },
 }
 
 /// A file that is carried.
@@ -197,7 +205,11 @@ pub fn find_recipe(named: &Path) -> Result<PathBuf> {
         // All of them: one may extend another.
         return Ok(unpacked("recipes")?.join(format!("{name}.toml")));
     }
-    Err(Error::NoRecipe { named: named.into(), shipped: shipped.join(", ") })
+    let stem = named.file_stem().and_then(|stem| stem.to_str());
+    Err(match stem.filter(|stem| shipped.contains(stem)) {
+        Some(stem) => Error::RecipeElsewhere { named: named.into(), name: stem.into() },
+        None => Error::NoRecipe { named: named.into(), shipped: shipped.join(", ") },
+    })
 }
 
 /// A folder of the project's data, as tasks ask for it.

@@ -12,6 +12,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::device::DeviceArgs;
+use crate::place::{Written, expect_place, expect_place_for};
 use armt_shipped::find_model;
 
 const EXAMPLE: &str = "\
@@ -35,7 +36,8 @@ it is the right word to the letter: greedy, at most 10 tokens, cut at <|endoftex
 text: each document is read from an empty memory, and every token predicted. Beside the loss of each segment stands that of the same model with
 its memory emptied before it: what the memory gives. A plot is drawn beside the report.
 
-qa: a context is read into an empty memory and asked, as `armt read` and `armt ask` do it. Exact match and F1 are SQuAD's.
+qa: a context is read into an empty memory and asked, as `armt read` and `armt ask` do it. Exact match and F1 are SQuAD's. The last line,
+`unread`, is of the same questions with nothing read: what the model knows by heart or guesses.
 
 The report is written anew after each line. Ctrl-C keeps the lines so far; with babilong the same command goes on with the others, and
 one with other lengths, or with more samples for some of them, adds to it.";
@@ -101,7 +103,11 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     }
     let folder = find_model(&args.model)?;
     if let Some(out) = &args.out {
-        expect_place(out)?;
+        match args.task {
+            // It goes on with its report, and refuses any other file by what is wrong with it.
+            Task::Babilong => expect_place(out)?,
+            _ => expect_place_for(Written::Report, out)?,
+        }
     }
     match args.task {
         Task::Remember | Task::Rewrite => retrieval::run(args, &folder),
@@ -124,12 +130,4 @@ fn positive(text: &str) -> Result<usize, String> {
 /// A time above 0.
 fn time(text: &str) -> Result<f64, String> {
     text.trim().parse().ok().filter(|t: &f64| t.is_finite() && *t > 0.0).ok_or_else(|| "expected a number above 0".into())
-}
-
-/// Refuses a file that could not be written before anything slow is done.
-pub fn expect_place(out: &std::path::Path) -> Result<()> {
-    match out.parent().filter(|p| !p.as_os_str().is_empty() && !p.is_dir()) {
-        Some(folder) => bail!("{}: the folder {} does not exist", out.display(), folder.display()),
-        None => Ok(armt::files::expect_writable(out)?),
-    }
 }

@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use anyhow::{Result, bail};
-use armt_lab::eval::qa::{Qa, Report, count, judge};
-use armt_lab::tasks::babilong::{Books, Length};
+use anyhow::{Context, Result, bail};
+use armt_lab::eval::interval::wilson;
+use armt_lab::eval::qa::{Qa, Report, Row, count, count_unread, judge, judge_unread};
+use armt_lab::tasks::babilong::{Books, Data, Length, find_data};
 use armt_lab::tasks::qa::{Fields, Hiding, read};
 use armt_lab::tasks::words::Words;
 use clap::Args;
@@ -96,7 +97,10 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     let model = session.model();
     let words = Words::new(session.tokenizer().clone(), Some(model.config()))?;
     let hiding = match &own.distract {
-        Some(folder) => Some(Hiding(Arc::new(Books::open(folder, words.tokenizer.clone())?))),
+        Some(folder) => {
+            let folder = find_data(Data::TestBooks, Some(folder)).context("--distract DIR names a folder of .txt files")?;
+            Some(Hiding(Arc::new(Books::open(&folder, words.tokenizer.clone())?)))
+        }
         None => None,
     };
     let stop = stop_on_signals()?;
@@ -106,24 +110,35 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
         name: args.name.clone(),
         files: own.qa.clone(),
         lengths: Vec::new(),
+        unread: None,
     };
-    crate::say(format_args!("{:>8} {:>10} {:>12} {:>8}", "length", "questions", "exact match", "F1"))?;
-    for length in lengths {
-        let judged =
-            judge(model, &words, &contexts, (hiding.as_ref(), length, args.seed), &mut |_| match stop.load(Ordering::Relaxed) {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            });
+    let mut each = |_: &_| if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    crate::say(format_args!("{:>8} {:>10} {:>12} {:>15} {:>8}", "length", "questions", "exact match", "95 %", "F1"))?;
+    // Nothing read comes last: what a user has asked for is told first.
+    for length in lengths.into_iter().map(Some).chain([None]) {
+        let judged = match length {
+            Some(length) => judge(model, &words, &contexts, (hiding.as_ref(), length, args.seed), &mut each),
+            None => judge_unread(model, &words, &contexts, &mut each),
+        };
         let answers = match judged {
             Err(armt_lab::Error::Interrupted) => return Ok(ExitCode::from(130)),
             other => other?,
         };
-        let row = count(length, &answers);
-        crate::say(format_args!("{:>8} {:>10} {:>12.3} {:>8.3}", row.length, row.questions, row.exact_match, row.f1))?;
-        report.lengths.push(row);
+        let row = length.map_or_else(|| count_unread(&answers), |length| count(length, &answers));
+        crate::say(format_args!("{}", line(&row)))?;
+        match length {
+            Some(_) => report.lengths.push(row),
+            None => report.unread = Some(row),
+        }
         if let Some(out) = &args.out {
             report.save(out)?;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn line(row: &Row) -> String {
+    let (low, high) = wilson(row.exact_match, row.questions);
+    let interval = format!("{low:.3} to {high:.3}");
+    format!("{:>8} {:>10} {:>12.3} {interval:>15} {:>8.3}", row.length, row.questions, row.exact_match, row.f1)
 }

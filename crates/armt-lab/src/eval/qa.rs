@@ -1,7 +1,8 @@
 //! Questions judged: what a model that has read a context answers, beside what is right.
 //!
 //! A context is read into an empty memory and asked as `armt read` and `armt ask` do it. Exact match and F1 are SQuAD's: of words in lower case,
-//! without punctuation and without a, an and the; of several right answers the best counts.
+//! without punctuation and without a, an and the; of several right answers the best counts. Beside that stands what the same model says to the same
+//! questions with nothing read: what it knows by heart or guesses, and does not have from the context.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -14,9 +15,10 @@ use armt::random::Random;
 use armt::{Session, SideBySide};
 use serde::{Deserialize, Serialize};
 
+use super::plot::{Mark, Plot, Series};
 use crate::error::{Error, Result};
 use crate::tasks::babilong::Length;
-use crate::tasks::qa::{Hiding, Told};
+use crate::tasks::qa::{Asked, Hiding, Told};
 use crate::tasks::words::Words;
 
 /// What was judged, and how; kept as a JSON file.
@@ -34,6 +36,9 @@ pub struct Report {
     pub files: Vec<String>,
     /// By the length of the contexts.
     pub lengths: Vec<Row>,
+    /// Of the same questions with nothing read. Reports of earlier versions have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unread: Option<Row>,
 }
 
 /// The one value that `task` has here.
@@ -50,7 +55,7 @@ pub enum Qa {
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Row {
-    /// Tokens that contexts were brought to by other text, as 4k; 0k where they are as they are.
+    /// Tokens that contexts were brought to by other text, as 4k; 0k where they are as they are, `unread` where nothing was read.
     pub length: String,
     /// Questions that were asked.
     pub questions: usize,
@@ -81,7 +86,12 @@ impl Report {
     /// Reads a report; refuses a file that holds something else.
     pub fn load(path: &Path) -> Result<Self> {
         let report: Report = read_json(path, "a report of `armt eval --task qa`")?;
-        match report.lengths.iter().find(|r| ![r.exact_match, r.f1].iter().all(|share| (0.0..=1.0).contains(share))) {
+        match report
+            .lengths
+            .iter()
+            .chain(&report.unread)
+            .find(|r| ![r.exact_match, r.f1].iter().all(|share| (0.0..=1.0).contains(share)))
+        {
             Some(row) => Err(Error::file(path, format!("{}: expected shares from 0 to 1, got {row:?}", row.length))),
             None => Ok(report),
         }
@@ -98,7 +108,6 @@ pub fn judge(
     each: &mut dyn FnMut(&Answered) -> ControlFlow<()>,
 ) -> Result<Vec<Answered>> {
     let mut answers = Vec::new();
-    let options = Options { max_new_tokens: 64, stop: vec![words.end], ..Options::default() };
     let empty = Session::new(model.clone(), words.tokenizer.clone())?;
     let mut reading = SideBySide::new(&empty)?;
     for (i, told) in contexts.iter().enumerate() {
@@ -108,31 +117,102 @@ pub fn judge(
         }
         let mut session = [empty.fork()];
         reading.read_tokens(&mut session, &mut [&mut tokens.into_iter().map(Ok)], &mut |_| ControlFlow::Continue(()))?;
-        for asked in &told.questions {
-            let said = session[0].ask_with(&asked.question, &options, &[], &mut |_| ControlFlow::Continue(()))?;
-            let said = said.text.trim().to_string();
-            let exact = asked.answers.iter().any(|right| normal(right) == normal(&said));
-            let f1 = asked.answers.iter().map(|right| overlap(right, &said)).fold(0.0, f64::max);
-            let answered = Answered { said, exact, f1 };
-            let go_on = each(&answered);
-            answers.push(answered);
-            if go_on.is_break() {
-                return Err(Error::Interrupted);
-            }
-        }
+        ask_all(&session[0], words, told, &mut answers, each)?;
     }
     Ok(answers)
 }
 
-/// The shares of some answers.
+/// What a model answers to the questions of some contexts of which it has read nothing. `each` is that of [`judge`].
+pub fn judge_unread(
+    model: &Model,
+    words: &Words,
+    contexts: &[Told],
+    each: &mut dyn FnMut(&Answered) -> ControlFlow<()>,
+) -> Result<Vec<Answered>> {
+    let mut answers = Vec::new();
+    let empty = Session::new(model.clone(), words.tokenizer.clone())?;
+    for told in contexts {
+        ask_all(&empty, words, told, &mut answers, each)?;
+    }
+    Ok(answers)
+}
+
+/// Asks the questions of a context.
+fn ask_all(
+    session: &Session,
+    words: &Words,
+    told: &Told,
+    answers: &mut Vec<Answered>,
+    each: &mut dyn FnMut(&Answered) -> ControlFlow<()>,
+) -> Result<()> {
+    let options = Options { max_new_tokens: 64, stop: vec![words.end], ..Options::default() };
+    for Asked { question, answers: right, .. } in &told.questions {
+        let said = session.ask_with(question, &options, &[], &mut |_| ControlFlow::Continue(()))?;
+        let said = said.text.trim().to_string();
+        let exact = right.iter().any(|right| normal(right) == normal(&said));
+        let f1 = right.iter().map(|right| overlap(right, &said)).fold(0.0, f64::max);
+        let answered = Answered { said, exact, f1 };
+        let go_on = each(&answered);
+        answers.push(answered);
+        if go_on.is_break() {
+            return Err(Error::Interrupted);
+        }
+    }
+    Ok(())
+}
+
+/// The shares of some answers about contexts of a length.
 pub fn count(length: Length, answers: &[Answered]) -> Row {
+    shares(length.to_string(), answers)
+}
+
+/// The shares of some answers of a model that has read nothing.
+pub fn count_unread(answers: &[Answered]) -> Row {
+    shares("unread".into(), answers)
+}
+
+fn shares(length: String, answers: &[Answered]) -> Row {
     let n = answers.len().max(1) as f64;
     Row {
-        length: length.to_string(),
+        length,
         questions: answers.len(),
         exact_match: answers.iter().filter(|a| a.exact).count() as f64 / n,
         f1: answers.iter().map(|a| a.f1).sum::<f64>() / n,
     }
+}
+
+/// Exact match of several models over the length of the contexts, each under its name, and beside it what each says with nothing read.
+pub fn compare(models: &[(String, Report)]) -> Result<Plot> {
+    let rows = || models.iter().flat_map(|(_, report)| &report.lengths);
+    let mut lengths = rows().map(|row| row.length.parse::<Length>()).collect::<Result<Vec<_>>>()?;
+    lengths.sort_by_key(|length| length.0);
+    lengths.dedup();
+    let ticks: Vec<(f64, String)> = lengths.iter().enumerate().map(|(i, length)| (i as f64, length.to_string())).collect();
+    let at = |length: &str| ticks.iter().find(|(_, name)| name == length).map(|(x, _)| *x);
+    let mut series = Vec::new();
+    for (name, report) in models {
+        let mut marks: Vec<Mark> =
+            report.lengths.iter().filter_map(|row| Some(Mark { x: at(&row.length)?, y: row.exact_match, spread: None })).collect();
+        marks.sort_by(|a, b| a.x.total_cmp(&b.x));
+        let unread = |row: &Row| marks.iter().map(|mark| Mark { y: row.exact_match, ..*mark }).collect();
+        let unread = report.unread.as_ref().map(|row| Series { name: format!("{name}, nothing read"), marks: unread(row) });
+        series.push(Series { name: name.clone(), marks });
+        series.extend(unread);
+    }
+    Ok(Plot {
+        title: "Questions by the length of their contexts".into(),
+        x_label: "tokens of the context; 0k: as it is".into(),
+        y_label: "exact match".into(),
+        x_ticks: ticks,
+        y_range: Some((0.0, 1.0)),
+        series,
+        ..Plot::default()
+    })
+}
+
+/// Whether a file is a report of this kind, damaged or not.
+pub fn is_report(path: &Path) -> bool {
+    read_json::<serde_json::Value>(path, "a report").is_ok_and(|value| value.get("task").is_some_and(|task| task == "qa"))
 }
 
 /// The words of an answer in lower case, without punctuation and articles.

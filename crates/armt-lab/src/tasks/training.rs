@@ -173,6 +173,12 @@ pub trait TrainingTask: Send + Sync {
     /// What the stage is about, in a few words: "50 pairs".
     fn name(&self) -> String;
 
+    /// What a person should know of the stage before it begins, where its texts come from files: how many there are to learn and, of
+    /// `samples` that are asked for, to judge, and what was left out.
+    fn note(&self, _samples: usize) -> Option<String> {
+        None
+    }
+
     /// Its sizes by name, for logs.
     fn sizes(&self) -> Vec<(&'static str, usize)>;
 

@@ -98,6 +98,13 @@ impl RunProgress {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
+    /// A stage begins of which a person should know something.
+    Note {
+        /// How far the run is.
+        progress: RunProgress,
+        /// What there is to know.
+        text: &'a str,
+    },
     /// A step was made.
     Step {
         /// How far the run is.
@@ -255,6 +262,12 @@ pub fn train_among(
         let mut run = StageRun { recipe, stage, task, name, model: &model, stepper, folder, events };
         // All have read the folder before the first writes to it, and it has written before the others read on.
         meet(replicas)?;
+        if progress.step == 0
+            && let Some(text) = &task.note(recipe.eval.samples)
+            && each(&Event::Note { progress, text }).is_break()
+        {
+            return Ok(Ending::Stopped);
+        }
         if run.go(&mut progress, each)?.is_break() {
             return Ok(Ending::Stopped);
         }

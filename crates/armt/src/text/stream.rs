@@ -34,8 +34,19 @@ pub struct Source {
     open: Option<Box<dyn Read + Send>>,
 }
 
+/// Bytes of a file in which a zero byte is looked for.
+const LOOKED_AT: u64 = 8192;
+
+fn has_zero_byte(path: &Path) -> Result<bool> {
+    let mut head = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(LOOKED_AT).read_to_end(&mut head));
+    read.map_err(|source| Error::Io { path: path.into(), source })?;
+    Ok(head.contains(&0))
+}
+
 impl Source {
-    /// A file, opened when its turn comes. One that is missing, a folder or empty is an error at once, with its name.
+    /// A file, opened when its turn comes. One that is missing, a folder, empty or no text is an error at once, with its name: what has a zero
+    /// byte near its beginning is packed, a document of some program, or UTF-16, and would be read as nonsense.
     pub fn file(path: &Path) -> Result<Self> {
         let data = std::fs::metadata(path).map_err(|source| Error::Io { path: path.into(), source })?;
         if data.is_dir() {
@@ -43,6 +54,12 @@ impl Source {
         }
         if data.is_file() && data.len() == 0 {
             return Err(empty(path));
+        }
+        if data.is_file() && has_zero_byte(path)? {
+            return Err(Error::file(
+                path,
+                "expected a text in UTF-8, got a file with zero bytes; make it one first (zcat, pdftotext, iconv -f UTF-16 -t UTF-8), or pipe the text in (-)",
+            ));
         }
         Ok(Source { name: path.into(), bytes: data.is_file().then_some(data.len()), open: None })
     }

@@ -4,6 +4,7 @@
 //! whatever the file's settings for training were. Who reads a text from its start puts [`Tokenizer::begin_of_text`] before it. Where a `vocabulary.json` lies beside it, tokens are numbered by that.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use serde_json::Value;
@@ -41,6 +42,10 @@ pub struct OpenText {
     pub cut: bool,
 }
 
+/// A model need not have a tokenizer: one that learns pairs of symbols has none.
+const MISSING: &str =
+    "expected tokenizer.json in this folder, found none; a model that was trained on tokens alone has none and reads no texts";
+
 /// What becomes of the space at which a text is cut in two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Joint {
@@ -56,7 +61,10 @@ impl Tokenizer {
     /// Reads `tokenizer.json` of a folder, and `vocabulary.json` where it has one. A missing or damaged file is an error with its name.
     pub fn load(folder: &Path) -> Result<Self> {
         let path = folder.join("tokenizer.json");
-        let bytes = std::fs::read(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
+        let bytes = std::fs::read(&path).map_err(|source| match source.kind() {
+            ErrorKind::NotFound => Error::io(folder, std::io::Error::new(ErrorKind::NotFound, MISSING)),
+            _ => Error::io(&path, source),
+        })?;
         Self::from_json(&bytes).map_err(|e| Error::file(&path, e))?.with_vocabulary_of(folder)
     }
 

@@ -33,6 +33,7 @@ pub use self::context::{Context, Piece};
 pub use self::form::Form;
 pub(super) use self::lessons::tokenizer;
 pub use self::lessons::{BabilongLessons, SETTING};
+pub(in crate::tasks) use self::places::elsewhere;
 pub use self::places::{Data, carry_data, find_data};
 pub use self::stories::Stories;
 pub use self::training::BabilongTraining;

@@ -23,9 +23,15 @@ pub enum Data {
     TrainBooks,
     /// GPT-2's byte-level BPE.
     Bpe,
+    /// A small byte-level BPE of the training books.
+    BooksBpe,
+    /// Questions about people.
+    Questions,
 }
 
 impl Data {
+    const ALL: [Data; 6] = [Data::Babi, Data::TestBooks, Data::TrainBooks, Data::Bpe, Data::BooksBpe, Data::Questions];
+
     /// Where it is within `data`.
     pub fn folder(self) -> &'static str {
         match self {
@@ -33,6 +39,8 @@ impl Data {
             Data::TestBooks => "books/test",
             Data::TrainBooks => "books/train",
             Data::Bpe => "gpt2",
+            Data::BooksBpe => "books-bpe",
+            Data::Questions => "questions",
         }
     }
 }
@@ -55,6 +63,9 @@ pub fn find_data(data: Data, given: Option<&Path>) -> Result<PathBuf> {
     if let Some(given) = given {
         if given.is_dir() {
             return Ok(given.into());
+        }
+        if let Some(elsewhere) = elsewhere(given).filter(|path| path.is_dir()) {
+            return Ok(elsewhere);
         }
         let found = if given.exists() { "a file" } else { "nothing" };
         return Err(Error::file(given, format!("expected a folder, found {found}")));
@@ -81,4 +92,13 @@ pub fn find_data(data: Data, given: Option<&Path>) -> Result<PathBuf> {
         Some(carried) => carried(data).map_err(|source| Error::Io { path: data.folder().into(), source }),
         None => Err(Error::NoData { folder: data.folder(), looked }),
     }
+}
+
+/// Where a path or pattern like `data/questions/people.jsonl`, which begins with a folder of the project's data, lies when it is not below the
+/// working folder: recipes that come with the program name their data so. None of any other path.
+pub(in crate::tasks) fn elsewhere(path: &Path) -> Option<PathBuf> {
+    let within = path.strip_prefix("data").ok()?;
+    let (data, rest) = Data::ALL.into_iter().find_map(|data| Some((data, within.strip_prefix(data.folder()).ok()?)))?;
+    let folder = find_data(data, None).ok()?;
+    Some(if rest.as_os_str().is_empty() { folder } else { folder.join(rest) })
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use flate2::read::MultiGzDecoder;
 
 use crate::error::{Error, Result};
+use crate::tasks::babilong::elsewhere;
 
 /// The files that some names mean, each list in the order of its names: a file, all texts in a folder, or a pattern with `*`, `**` and `?`. A
 /// name that means nothing is an error.
@@ -15,18 +16,11 @@ pub fn find(patterns: &[String]) -> Result<Vec<PathBuf>> {
     for pattern in patterns {
         let path = Path::new(pattern);
         let before = files.len();
-        if path.is_file() {
-            files.push(path.into());
-        } else if path.is_dir() {
-            within(path, &mut files)?;
-        } else {
-            let found = glob::glob(pattern).map_err(|e| Error::config("files", "a file, a folder or a pattern", e))?;
-            for path in found {
-                let path = path.map_err(|e| Error::Io { path: e.path().into(), source: e.into() })?;
-                if path.is_file() {
-                    files.push(path);
-                }
-            }
+        named(path, &mut files)?;
+        if files.len() == before
+            && let Some(elsewhere) = elsewhere(path)
+        {
+            named(&elsewhere, &mut files)?;
         }
         if files.len() == before {
             return Err(Error::file(path, "expected a text file, a folder of some or a pattern that finds some, found nothing"));
@@ -35,6 +29,24 @@ pub fn find(patterns: &[String]) -> Result<Vec<PathBuf>> {
         files[before..].sort();
     }
     if files.is_empty() { Err(Error::config("files", "at least one file", "none")) } else { Ok(files) }
+}
+
+/// The files that one name means; none where there is nothing of that name.
+fn named(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    if path.is_file() {
+        files.push(path.into());
+    } else if path.is_dir() {
+        within(path, files)?;
+    } else {
+        let found = glob::glob(&path.to_string_lossy()).map_err(|e| Error::config("files", "a file, a folder or a pattern", e))?;
+        for path in found {
+            let path = path.map_err(|e| Error::Io { path: e.path().into(), source: e.into() })?;
+            if path.is_file() {
+                files.push(path);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// All files of a folder, and of those in it, that are texts by their names.

@@ -13,7 +13,7 @@ use super::{Fields, Hiding, Told, read};
 use crate::error::{Error, Result};
 use crate::tasks::TaskBatch;
 use crate::tasks::asked::{Prompt, Text};
-use crate::tasks::babilong::{Books, Length};
+use crate::tasks::babilong::{Books, Data, Length, find_data};
 use crate::tasks::training::{self, Begun, Keys, Lessons, Sizes, TaskData, TrainingTask, expect_positive, keys_of};
 use crate::tasks::words::Words;
 
@@ -134,18 +134,21 @@ impl Lessons for QaLessons {
         let TaskKeys { train, valid, fields, distract, bpe, .. } = &self.0.task;
         let words = Words::open(bpe.as_deref(), begun)?;
         let after = self.after_question(begun.and_then(|b| b.config.after_question.as_deref())).unwrap_or_default();
-        let contexts = |files: &[String]| -> Result<Arc<[Context]>> {
+        let contexts = |key: &str, files: &[String]| -> Result<Arc<[Context]>> {
             let read = read(files, fields)?;
             if let Some(first) = read.wrong.into_iter().next() {
                 return Err(first);
             }
             let contexts = read.told.iter().map(|told| Context::new(told, &words, &after)).collect::<Result<Vec<_>>>()?;
-            if contexts.is_empty() { Err(Error::config("task.train", "questions", "none")) } else { Ok(contexts.into()) }
+            if contexts.is_empty() { Err(Error::config(key, "questions", "none")) } else { Ok(contexts.into()) }
         };
-        let train = contexts(train)?;
-        let valid = if valid.is_empty() { train.clone() } else { contexts(valid)? };
+        let train = contexts("task.train", train)?;
+        let valid = if valid.is_empty() { train.clone() } else { contexts("task.valid", valid)? };
         let hiding = match distract {
-            Some(d) => Some((Hiding(Arc::new(Books::open(&d.from, words.tokenizer.clone())?)), d.lengths()?)),
+            Some(d) => {
+                let folder = find_data(Data::TrainBooks, Some(&d.from))?;
+                Some((Hiding(Arc::new(Books::open(&folder, words.tokenizer.clone())?)), d.lengths()?))
+            }
             None => None,
         };
         Ok(Box::new(Questions { lessons: self.clone(), train, valid, hiding, words }))
@@ -283,7 +286,24 @@ impl QaTraining {
 impl TrainingTask for QaTraining {
     fn name(&self) -> String {
         let hidden = if self.hiding.is_some() { ", among other text," } else { "" };
-        format!("{} questions{hidden} in up to {} x {} tokens", self.train_pairs.len(), self.segments, self.segment)
+        format!("questions{hidden} in up to {} x {} tokens", self.segments, self.segment)
+    }
+
+    fn note(&self, samples: usize) -> Option<String> {
+        let asked = |contexts: &[Context]| contexts.iter().map(|context| context.prompts.len()).sum::<usize>();
+        let (learned, held, judged) = (self.train_pairs.len(), self.valid_pairs.len(), samples.min(self.valid_pairs.len()));
+        let mut text = match Arc::ptr_eq(&self.train, &self.valid) {
+            true => format!("{learned} questions to learn, and {judged} of these to judge: task.valid names no others"),
+            false => format!("{learned} questions to learn, and {judged} of {held} held out to judge"),
+        };
+        let left = [asked(&self.train) - learned, asked(&self.valid) - held];
+        if left != [0, 0] {
+            text += &format!(
+                "; {} to learn and {} to judge do not fit in {} segments of {} tokens and are left out",
+                left[0], left[1], self.segments, self.segment
+            );
+        }
+        Some(text)
     }
 
     fn sizes(&self) -> Vec<(&'static str, usize)> {
