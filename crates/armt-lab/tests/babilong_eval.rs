@@ -350,13 +350,25 @@ fn files_of_a_models_tasks_are_one_model_of_the_results() {
     for (file, cell) in [("ARMT.json", cell(1, 0, 1.0)), ("ARMT.qa2.json", cell(2, 0, 0.5)), ("RMT.qa.json", cell(1, 0, 0.2))] {
         Report { name: None, ..report(&[cell]) }.save(&folder.join(file)).unwrap();
     }
+    let mut own = Report { name: None, ..report(&[cell(1, 0, 0.9), cell(1, 1_000, 0.8), cell(1, 64_000, 0.7)]) };
+    (own.settings.model, own.settings.form) = ("models/own".into(), Form::Now);
+    own.save(&folder.join("own.json")).unwrap();
+    // The same model's weights, but not what it remembers.
+    own.settings.retrieve = Some(5);
+    own.save(&folder.join("retrieved.json")).unwrap();
     let experiments = Experiment::all(place.path()).unwrap();
     let rows = [
         "| ARMT | qa1 | mixed | 100.0 [72.2, 100.0] | 10 | 1 |",
         "| ARMT | qa2 | mixed | 50.0 [23.7, 76.3] | 10 | 1 |",
         "| RMT.qa | qa1 | mixed | 20.0 [5.7, 51.0] | 10 | 1 |",
     ];
-    let [all, now] = &experiments[0].tables[..] else { panic!("no paper's table, and not {:?}", experiments[0].tables) };
-    assert_eq!(all.text.lines().skip(2).collect::<Vec<_>>(), rows);
-    assert_eq!((now.name, now.text.lines().count()), ("babilong-now", 2), "none was judged in that form");
+    let [all, shipped] = &experiments[0].tables[..] else { panic!("no paper's table, and not {:?}", experiments[0].tables) };
+    let of_others = |line: &&str| line.contains("mixed");
+    assert_eq!(all.text.lines().filter(of_others).map(|line| line.replace(" - |", "")).collect::<Vec<_>>(), rows);
+    let front =
+        ["| model | task | 0k | 64k |", "| --- | --- | --- | --- |", "| `own` | qa1 | 90.0 [59.6, 98.2] | 70.0 [39.7, 89.2] |"];
+    assert_eq!((shipped.name, shipped.text.lines().collect::<Vec<_>>()), ("babilong-shipped", front.to_vec()));
+    // A panel for each task, with every model's name once.
+    let (_, svg) = experiments[0].plots.iter().find(|(path, _)| path.ends_with("accuracy.svg")).unwrap();
+    assert_eq!([">qa1<", ">qa2<", ">ARMT<", ">RMT.qa<"].map(|part| svg.matches(part).count()), [1; 4]);
 }

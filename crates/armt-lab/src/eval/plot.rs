@@ -8,11 +8,11 @@ use crate::error::{Error, Result};
 const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444"];
 /// The frame, in pixels from the left and the top.
 const LEFT: f64 = 76.0;
-const RIGHT: f64 = 596.0;
+pub(super) const RIGHT: f64 = 596.0;
 const TOP: f64 = 46.0;
 const BOTTOM: f64 = 366.0;
 /// With ticks and the axis' label below the frame; a long legend needs more.
-const HEIGHT: f64 = BOTTOM + 58.0;
+pub(super) const HEIGHT: f64 = BOTTOM + 58.0;
 
 /// An axis' scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,7 +94,7 @@ pub struct Plot {
 }
 
 /// A spanned axis: where its numbers lie in pixels, and which of them have ticks.
-struct Axis {
+pub(super) struct Axis {
     scale: Scale,
     from: f64,
     to: f64,
@@ -204,26 +204,42 @@ impl Plot {
         let width = RIGHT + 62.0 + 7.6 * longest as f64;
         let height = HEIGHT.max(TOP + 22.0 * names().count() as f64 + 16.0);
         let mut d = Drawing::new(width, height);
+        self.draw(&mut d, (&x, &y), "");
+        for (i, name) in names().enumerate() {
+            let at = TOP + 12.0 + 22.0 * i as f64;
+            match i < self.series.len() {
+                true => legend(&mut d, (RIGHT + 16.0, at), i, name),
+                false => {
+                    d.dashes(&[(RIGHT + 16.0, at), (RIGHT + 44.0, at)]);
+                    d.text(RIGHT + 52.0, at + 4.5, "start", "", name);
+                }
+            }
+        }
+        Ok(d.finish())
+    }
+
+    /// The plot without its legend. Names of elements end in `panel`, of which a sheet has several.
+    pub(super) fn draw(&self, d: &mut Drawing, (x, y): (&Axis, &Axis), panel: &str) {
         d.text((LEFT + RIGHT) / 2.0, 28.0, "middle", r#"font-size="16" font-weight="bold""#, &self.title);
-        self.draw_frame(&mut d, &x, &y);
+        self.draw_frame(d, x, y);
         // Marks may reach over the frame, a reference may not.
         for (id, over) in [("frame", 0.0), ("marks", 7.0)] {
             let (left, top) = (LEFT - over, TOP - over);
             let (wide, high) = (RIGHT - LEFT + 2.0 * over, BOTTOM - TOP + 2.0 * over);
             d.add(format_args!(
-                r#"<clipPath id="{id}"><rect x="{left:.1}" y="{top:.1}" width="{wide:.1}" height="{high:.1}"/></clipPath>"#
+                r#"<clipPath id="{id}{panel}"><rect x="{left:.1}" y="{top:.1}" width="{wide:.1}" height="{high:.1}"/></clipPath>"#
             ));
         }
         let guides = || self.guides.iter().filter(|guide| (x.from..=x.to).contains(&guide.x));
-        guides().for_each(|guide| draw_guide(&mut d, guide, x.place(guide.x)));
+        guides().for_each(|guide| draw_guide(d, guide, x.place(guide.x)));
         if let Some(Reference { points, .. }) = &self.reference {
-            d.add(format_args!(r#"<g clip-path="url(#frame)">"#));
+            d.add(format_args!(r#"<g clip-path="url(#frame{panel})">"#));
             d.dashes(&points.iter().map(|(px, py)| (x.place(*px), y.place(*py))).collect::<Vec<_>>());
             d.add(format_args!("</g>"));
         }
-        d.add(format_args!(r#"<g clip-path="url(#marks)">"#));
+        d.add(format_args!(r#"<g clip-path="url(#marks{panel})">"#));
         for (i, series) in self.series.iter().enumerate() {
-            draw_spread(&mut d, i, &series.marks, &x, &y);
+            draw_spread(d, i, &series.marks, x, y);
         }
         for (i, series) in self.series.iter().enumerate() {
             let points: Vec<(f64, f64)> = series.marks.iter().map(|m| (x.place(m.x), y.place(m.y))).collect();
@@ -231,22 +247,10 @@ impl Plot {
             points.iter().for_each(|(px, py)| d.mark(i, *px, *py));
         }
         d.add(format_args!("</g>"));
-        guides().for_each(|guide| label_guide(&mut d, guide, x.place(guide.x)));
-        for (i, name) in names().enumerate() {
-            let at = TOP + 12.0 + 22.0 * i as f64;
-            let sample = [(RIGHT + 16.0, at), (RIGHT + 44.0, at)];
-            if i < self.series.len() {
-                d.path(&sample, i);
-                d.mark(i, RIGHT + 30.0, at);
-            } else {
-                d.dashes(&sample);
-            }
-            d.text(RIGHT + 52.0, at + 4.5, "start", "", name);
-        }
-        Ok(d.finish())
+        guides().for_each(|guide| label_guide(d, guide, x.place(guide.x)));
     }
 
-    fn axes(&self) -> Result<(Axis, Axis)> {
+    pub(super) fn axes(&self) -> Result<(Axis, Axis)> {
         let marks: Vec<&Mark> = self.series.iter().flat_map(|s| &s.marks).collect();
         if marks.is_empty() {
             return Err(Error::input("plot", "at least one point", "none"));
@@ -300,6 +304,13 @@ impl Plot {
         let (cx, cy) = (20.0, (TOP + BOTTOM) / 2.0);
         d.text(cx, cy, "middle", format_args!(r#"font-size="14" transform="rotate(-90 {cx:.1} {cy:.1})""#), &self.y_label);
     }
+}
+
+/// The `i`th series' line of a legend.
+pub(super) fn legend(d: &mut Drawing, (x, y): (f64, f64), i: usize, name: &str) {
+    d.path(&[(x, y), (x + 28.0, y)], i);
+    d.mark(i, x + 14.0, y);
+    d.text(x + 36.0, y + 4.5, "start", "", name);
 }
 
 fn draw_guide(d: &mut Drawing, guide: &Guide, at: f64) {

@@ -16,11 +16,10 @@ use armt::files::{read_text, write_beside};
 
 use super::babilong;
 use super::babilong::cited::Cited;
-use super::babilong::compare::{Judged, NOTHING, curves, table};
+use super::babilong::compare::{Judged, NOTHING, curves_by_task, shipped_table, table};
 use super::plot::{Guide, Mark, Plot, Reference, Scale, Series};
 use super::retrieval::{Point, Report};
 use crate::error::{Error, Result};
-use crate::tasks::babilong::Form;
 use crate::tasks::retrieval::Setting;
 
 /// The line that ends a table.
@@ -267,8 +266,8 @@ impl Experiment {
         Ok(Some(Experiment { plots: vec![(plot, svg)], tables: vec![Table { name, text: models.table() }] }))
     }
 
-    /// A heat map of each model, `<model>.svg`, and their means over the length, `accuracy.svg`. Tables of all models, of those judged in the benchmark's
-    /// form of now, and of the paper's with ours, where `paper.toml` has them.
+    /// A heat map of each model, `<model>.svg`, and all of them over the length, a panel for each task, `accuracy.svg`. Tables of all models, of those that come with the
+    /// project, and of the paper's with ours, where `paper.toml` has them.
     fn babilong(results: &Path) -> Result<Option<Self>> {
         let folder = results.join("babilong");
         let mut reports = Vec::new();
@@ -292,10 +291,12 @@ impl Experiment {
             plots.push((plot, svg));
         }
         let plot = folder.join("accuracy.svg");
-        let svg = curves(&models).svg().map_err(|e| Error::file(&plot, e))?;
+        let svg = curves_by_task(&models).svg().map_err(|e| Error::file(&plot, e))?;
         plots.push((plot, svg));
-        let now: Vec<Judged> = models.iter().filter(|model| model.is_of(Form::Now)).cloned().collect();
-        let mut tables = vec![Table { name: "babilong", text: table(&models) }, Table { name: "babilong-now", text: table(&now) }];
+        let mut tables = vec![
+            Table { name: "babilong", text: table(&models) },
+            Table { name: "babilong-shipped", text: shipped_table(&models) },
+        ];
         if let Some(cited) = Cited::find(&folder.join("paper.toml"))? {
             tables.push(Table { name: "babilong-paper", text: cited.table(&models) });
         }

@@ -7,6 +7,7 @@ use super::{Cell, Report};
 use crate::error::{Error, Result};
 use crate::eval::heat::HeatMap;
 use crate::eval::interval::wilson;
+use crate::eval::panels::Panels;
 use crate::eval::plot::{Mark, Plot, Scale, Series};
 use crate::tasks::babi::Task;
 use crate::tasks::babilong::{Form, Length};
@@ -78,9 +79,12 @@ impl Judged {
         self.reports.iter().flat_map(|r| &r.cells)
     }
 
-    /// Whether all contexts were written in a form.
-    pub fn is_of(&self, form: Form) -> bool {
-        self.reports.iter().all(|report| report.settings.form == form && report.settings.file.is_none())
+    /// The model's folder below `models`, where it is one that comes with the project, read whole contexts and was judged in the benchmark's form
+    /// of now.
+    fn shipped(&self) -> Option<&str> {
+        let own = |r: &Report| r.settings.form == Form::Now && r.settings.file.is_none() && r.settings.retrieve.is_none();
+        let [report] = &self.reports[..] else { return None };
+        report.settings.model.strip_prefix("models/").filter(|_| own(report))
     }
 
     /// The tasks that were judged, in order.
@@ -192,6 +196,15 @@ pub fn curves(models: &[Judged]) -> Plot {
     }
 }
 
+/// Accuracy over the length of the context, a panel for each task with a curve for each model.
+pub fn curves_by_task(models: &[Judged]) -> Panels {
+    let all = curves(models);
+    let lengths = sorted(models.iter().flat_map(Judged::cells).map(|c| c.length));
+    let of = |task: Task| models.iter().map(|m| m.series(m.name.clone(), &lengths, |l| m.shares(task, l))).collect();
+    let tasks = sorted(models.iter().flat_map(Judged::tasks));
+    Panels { plots: tasks.into_iter().map(|task| Plot { title: task.to_string(), series: of(task), ..all.clone() }).collect() }
+}
+
 /// A table in Markdown, in per cent: a row for each task of each model and for their mean, a column for each length, and the form of the
 /// contexts. Of several seeds the mean, with the least and the most; of one its 95 % interval, in brackets.
 pub fn table(models: &[Judged]) -> String {
@@ -218,6 +231,25 @@ pub fn table(models: &[Judged]) -> String {
         if let Some(means) = model.mean_row(&lengths) {
             // Tasks differ: their mean has no interval of this kind.
             row(MEAN.into(), &model.reports.iter().collect::<Vec<_>>(), means.iter().map(|m| rate(m, None)).collect());
+        }
+    }
+    lines.iter().map(|cells| format!("| {} |\n", cells.join(" | "))).collect()
+}
+
+/// Tokens of the contexts of a front page's table, in thousands.
+const FRONT: [usize; 6] = [0, 4, 64, 1_000, 10_000, 50_000];
+
+/// A table in Markdown, in per cent, of the models that come with the project, at some of the lengths.
+pub fn shipped_table(models: &[Judged]) -> String {
+    let judged: Vec<Length> = models.iter().filter(|m| m.shipped().is_some()).flat_map(Judged::cells).map(|c| c.length).collect();
+    let lengths: Vec<Length> = FRONT.map(|k| Length(1_000 * k)).into_iter().filter(|l| judged.contains(l)).collect();
+    let head = ["model", "task"].map(String::from).into_iter().chain(lengths.iter().map(Length::to_string));
+    let mut lines = vec![head.collect::<Vec<String>>()];
+    lines.push(vec!["---".to_string(); lines[0].len()]);
+    for (model, name) in models.iter().filter_map(|m| Some((m, m.shipped()?))) {
+        for task in model.tasks() {
+            let rates = lengths.iter().map(|l| model.rate(task, *l));
+            lines.push([format!("`{name}`"), task.to_string()].into_iter().chain(rates).collect());
         }
     }
     lines.iter().map(|cells| format!("| {} |\n", cells.join(" | "))).collect()
