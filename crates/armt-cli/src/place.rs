@@ -17,6 +17,8 @@ pub enum Written {
     Plot,
     /// What `armt data babilong` writes.
     Samples,
+    /// What `armt eval --task qa --answers` writes.
+    Answers,
 }
 
 impl Written {
@@ -25,6 +27,7 @@ impl Written {
             Written::Report => "report",
             Written::Plot => "SVG plot",
             Written::Samples => "file of samples",
+            Written::Answers => "file of answers",
         }
     }
 
@@ -34,6 +37,7 @@ impl Written {
             Written::Report => head.starts_with("{\n") && ["\"task\":", "\"machine\":"].iter().any(|key| head.contains(key)),
             Written::Plot => head.starts_with("<svg") || head.starts_with("<?xml"),
             Written::Samples => head.starts_with("{\"task\":"),
+            Written::Answers => head.starts_with("{\"exact\":"),
         }
     }
 }

@@ -67,8 +67,18 @@ fn a_gguf_file_is_judged_with_the_tokenizer_that_it_has() {
     let said = place.good(&format!("eval {model} --task text --text text.txt --device cpu"));
     assert!(said.contains("bits per byte"), "{said}");
     std::fs::write(place.path("qa.jsonl"), r#"{"context": "a b c", "question": "what", "answer": "c"}"#).unwrap();
-    let said = place.good(&format!("eval {model} --task qa --qa qa.jsonl --device cpu"));
+    let judged = format!("eval {model} --task qa --qa qa.jsonl --device cpu --answers answers.jsonl");
+    let said = place.good(&judged);
     assert!(said.contains("exact match"), "{said}");
+    // Of the context and of nothing read; made again where it was, but not over the questions.
+    place.good(&judged);
+    let answers = std::fs::read_to_string(place.path("answers.jsonl")).unwrap();
+    let lines: Vec<serde_json::Value> = answers.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.iter().map(|l| l["length"].as_str().unwrap()).collect::<Vec<_>>(), ["0k", "unread"]);
+    assert!(lines.iter().all(|l| l["question"] == "what" && l["right"] == serde_json::json!(["c"]) && l["line"] == 1), "{answers}");
+    assert!(lines.iter().all(|l| l["exact"] == (l["said"] == "c") && l["file"] == "qa.jsonl"), "{answers}");
+    let refused = place.bad(&judged.replace("answers.jsonl", "qa.jsonl"));
+    assert!(refused.contains("qa.jsonl: it exists already and is no file of answers"), "{refused}");
 }
 
 #[test]

@@ -7,14 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, bail};
+use armt::files::write_beside;
 use armt_lab::eval::interval::wilson;
-use armt_lab::eval::qa::{Qa, Report, Row, count, count_unread, judge, judge_unread};
+use armt_lab::eval::qa::{Answered, Qa, Report, Row, count, count_unread, judge, judge_unread};
 use armt_lab::tasks::babilong::{Books, Data, Length, find_data};
-use armt_lab::tasks::qa::{Fields, Hiding, read};
+use armt_lab::tasks::qa::{Fields, Hiding, Told, read};
 use armt_lab::tasks::words::Words;
 use clap::Args;
+use serde_json::json;
 
 use super::{EvalArgs, first_given};
+use crate::place::{Written, expect_place_for};
 use crate::train::stop_on_signals;
 
 #[derive(Args)]
@@ -31,6 +34,9 @@ pub struct QaArgs {
     /// Tokens that contexts are brought to by other text, as 0k,4k,16k; 0k, as they are, if not given.
     #[arg(long, value_name = "LENGTH,..", value_delimiter = ',')]
     hidden_in: Vec<Length>,
+    /// File to write every answer to, a line of JSON each: whether it is right, what was said, and what would have been.
+    #[arg(long, value_name = "FILE")]
+    answers: Option<PathBuf>,
 }
 
 /// Names of the fields of a row.
@@ -68,6 +74,7 @@ impl QaArgs {
             ("--qa", !self.qa.is_empty()),
             ("--distract", self.distract.is_some()),
             ("--hidden-in", !self.hidden_in.is_empty()),
+            ("--answers", self.answers.is_some()),
         ]);
         own.or_else(|| self.fields.given())
     }
@@ -81,6 +88,9 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     let lengths = if own.hidden_in.is_empty() { vec![Length(0)] } else { own.hidden_in.clone() };
     if own.distract.is_none() && lengths.iter().any(|l| l.0 > 0) {
         bail!("--hidden-in: expected --distract DIR with texts to hide contexts in");
+    }
+    if let Some(path) = &own.answers {
+        expect_place_for(Written::Answers, path)?;
     }
     let read = read(&own.qa, &own.fields.fields())?;
     if let Some(first) = read.wrong.into_iter().next() {
@@ -114,6 +124,7 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     };
     let mut each = |_: &_| if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
     crate::say(format_args!("{:>8} {:>10} {:>12} {:>15} {:>8}", "length", "questions", "exact match", "95 %", "F1"))?;
+    let mut lines = String::new();
     // Nothing read comes last: what a user has asked for is told first.
     for length in lengths.into_iter().map(Some).chain([None]) {
         let judged = match length {
@@ -126,6 +137,10 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
         };
         let row = length.map_or_else(|| count_unread(&answers), |length| count(length, &answers));
         crate::say(format_args!("{}", line(&row)))?;
+        if let Some(path) = &own.answers {
+            lines.extend(told_answers(&row.length, &contexts, &answers).map(|line| line + "\n"));
+            write_beside(path, lines.as_bytes())?;
+        }
         match length {
             Some(_) => report.lengths.push(row),
             None => report.unread = Some(row),
@@ -135,6 +150,17 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Lines of JSON of the answers to all questions of some contexts, in their order.
+fn told_answers<'a>(length: &'a str, contexts: &'a [Told], answers: &'a [Answered]) -> impl Iterator<Item = String> + 'a {
+    let asked = contexts.iter().flat_map(|told| told.questions.iter().map(move |asked| (told, asked)));
+    asked.zip(answers).map(move |((told, asked), Answered { said, exact, f1, .. })| {
+        let (question, right) = (&asked.question, &asked.answers);
+        let (file, line) = (told.path.display().to_string(), told.line);
+        json!({"exact": exact, "f1": f1, "length": length, "question": question, "said": said, "right": right, "file": file, "line": line})
+            .to_string()
+    })
 }
 
 fn line(row: &Row) -> String {
