@@ -14,6 +14,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::math::ROUND;
 use super::matmul::Shared;
 use crate::ops::Sizes;
 use crate::paths::{self, Int8Path, ProductPieces};
@@ -24,10 +25,8 @@ pub(crate) const BLOCK: usize = 16;
 pub(crate) const LANE: usize = 4;
 /// Rows that are rounded, multiplied and finished together, so that they stay in the cache.
 const ROWS: usize = 48;
-/// 1.5 * 2^23: adding it rounds to an integer, ties to even, and leaves that integer in the low bits.
-const ROUND: f32 = 12_582_912.0;
 
-/// x rounded to an integer, for |x| < 2^22.
+/// x rounded to an integer, ties to even, for |x| < 2^22.
 #[inline(always)]
 fn round(x: f32) -> i32 {
     (x + ROUND).to_bits() as i32 - ROUND.to_bits() as i32
@@ -339,9 +338,8 @@ mod tests {
     fn integers_come_through_exactly() {
         // Rows and columns whose largest is 127 have steps of 1.
         let s = Sizes { batch: 1, m: 5, n: 32, k: 8 };
-        let whole =
-            |n: usize, stride: usize| (0..n).map(|i| (i * 37 % 255) as f32 - 127.0 + 0.0 * stride as f32).collect::<Vec<_>>();
-        let (mut x, mut w) = (whole(s.m * s.k, 1), whole(s.k * s.n, 2));
+        let whole = |n: usize| (0..n).map(|i| (i * 37 % 255) as f32 - 127.0).collect::<Vec<_>>();
+        let (mut x, mut w) = (whole(s.m * s.k), whole(s.k * s.n));
         x.chunks_mut(s.k).for_each(|row| row[0] = -127.0);
         w[..s.n].fill(127.0);
         let mut exact = vec![0f32; s.m * s.n];

@@ -5,7 +5,7 @@ const LOG2_E: f32 = std::f32::consts::LOG2_E;
 const LN2_HI: f32 = 0.693_359_4;
 const LN2_LO: f32 = -2.121_944_4e-4;
 /// 1.5 * 2^23: adding it rounds to an integer and leaves that integer in the low bits.
-const ROUND: f32 = 12_582_912.0;
+pub(super) const ROUND: f32 = 12_582_912.0;
 
 /// e^x. Under- and overflow saturate at about 1e-38 and 3e38; NaN stays NaN.
 #[inline(always)]
