@@ -20,6 +20,17 @@ def test_a_memory_is_to_the_bit_that_of_the_command_line(model, book, cli, tmp_p
     assert model.read(book[i : i + 777] for i in range(0, len(book), 777)).to_bytes() == theirs
 
 
+def test_int8_is_the_command_lines_and_either_model_asks_its_memory(model, book, cli, tmp_path):
+    text = tmp_path / "book.txt"
+    text.write_text(book + STORY, encoding="utf-8", newline="")
+    rounded = armt.Model.from_pretrained("babilong-qa1", device="cpu", dtype="int8")
+    assert (rounded.dtype, model.dtype) == ("int8", "f32") and rounded.fingerprint == model.fingerprint
+    cli("read", "babilong-qa1", text, "--memory", tmp_path / "book.mem", "--device", "cpu", "--dtype", "int8")
+    memory = rounded.read(text)
+    assert memory.to_bytes() == (tmp_path / "book.mem").read_bytes() != model.read(text).to_bytes()
+    assert str(model.ask(memory, "Where is Mary?")) == str(rounded.ask(memory, "Where is Mary?")) == str(model.ask(model.read(text), "Where is Mary?"))
+
+
 def test_texts_read_one_after_the_other_are_one_text(model, book):
     whole = model.read(book)
     first = model.read(book[:50_001])
