@@ -15,9 +15,9 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::math::ROUND;
-use super::matmul::Shared;
+use super::matmul::{Piece, in_pieces};
 use crate::ops::Sizes;
-use crate::paths::{self, Int8Path, ProductPieces};
+use crate::paths::Int8Path;
 
 /// Columns of a block of a matrix: one vector of sums.
 pub(crate) const BLOCK: usize = 16;
@@ -93,58 +93,37 @@ pub(crate) fn batched(
     epilogue: impl Fn(usize, usize, &mut [f32]) + Sync,
 ) {
     let Sizes { batch, m, n, k } = s;
-    assert!(x.len() == batch * m * k && packed.len() == batch * k * n && scales.len() == batch * 2 * n && y.len() == batch * m * n);
-    if batch * m * n == 0 {
-        return;
-    }
-    let ProductPieces { pieces, by_rows, serial } = paths::product_pieces(s, rayon::current_num_threads());
-    let (whole, unit) = if by_rows { (m, 1) } else { (n, PANEL * BLOCK) };
-    let length = whole.div_ceil(pieces).next_multiple_of(unit);
-    let out = Shared::new(y);
-    let piece = |i: usize| {
-        let (group, from) = (i / pieces, i % pieces * length);
-        let own = from..(from + length).min(whole);
-        let (rows, columns) = if by_rows { (own, 0..n) } else { (0..m, own) };
+    assert!(x.len() == batch * m * k && packed.len() == batch * k * n && scales.len() == batch * 2 * n);
+    in_pieces(s, PANEL * BLOCK, y, &epilogue, |Piece { group, rows, columns, whole_rows, y }| {
         let (mut bytes, mut row_scales) = (vec![0u8; rows.len().min(ROWS) * k], [0f32; ROWS]);
         for first in rows.clone().step_by(ROWS) {
             let rows = first..rows.end.min(first + ROWS);
             super::simd!(for (i, row) in rows.clone().enumerate() {
                 row_scales[i] = round_row(&x[(group * m + row) * k..][..k], &mut bytes[i * k..][..k]);
             });
-            let y_at = (group * m + first) * n;
             let product = Product {
                 bytes: &bytes[..rows.len() * k],
                 row_scales: &row_scales[..rows.len()],
                 packed: &packed[group * k * n..][..k * n],
                 scales: &scales[group * 2 * n..][..2 * n],
-                // SAFETY: inside y by the lengths asserted above.
-                y: unsafe { out.get().add(y_at) },
+                // SAFETY: inside y, whose length `in_pieces` has asserted.
+                y: unsafe { y.add((group * m + first) * n) },
                 sizes: [rows.len(), n, k],
             };
-            // SAFETY: each piece writes its own rows or columns of its own group, and y is exclusively borrowed for the whole call; the path was
-            // chosen for this processor.
+            // SAFETY: the piece's elements of y are its own, and y is exclusively borrowed for the whole call; the path was chosen for this
+            // processor.
             unsafe {
                 match path {
                     Int8Path::Plain => super::simd!(product.plain(columns.clone())),
                     #[cfg(target_arch = "x86_64")]
                     Int8Path::Vnni => product.vnni(columns.clone()),
                 }
-                if by_rows {
+                if whole_rows {
                     epilogue(group, first, std::slice::from_raw_parts_mut(product.y, rows.len() * n));
                 }
             }
         }
-    };
-    if serial {
-        (0..batch * pieces).for_each(piece);
-    } else {
-        (0..batch * pieces).into_par_iter().for_each(piece);
-    }
-    if !by_rows {
-        for (group, y) in y.chunks_mut(m * n).enumerate() {
-            epilogue(group, 0, y);
-        }
-    }
+    });
 }
 
 /// Blocks of columns that a tile has.
@@ -291,6 +270,7 @@ mod vnni {
 mod tests {
     use super::*;
     use crate::cpu::matmul;
+    use crate::paths;
 
     /// Numbers of both signs without a pattern that sizes could hide.
     fn numbers(n: usize, seed: usize) -> Vec<f32> {
@@ -331,6 +311,17 @@ mod tests {
             let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|x| f64::from(x * x)).sum::<f64>().sqrt();
             let (error, whole) = (norm(&mut got.iter().zip(&exact).map(|(a, b)| a - 1.0 - b)), norm(&mut exact.iter().copied()));
             assert!(m == 0 || error < 0.02 * whole, "{s:?}: {error} of {whole}");
+        }
+    }
+
+    #[test]
+    fn few_rows_are_shared_by_more_threads_than_there_are_panels_of_columns() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(16).build().unwrap();
+        for [m, n, k] in [[1, 80, 4096], [3, 144, 1024], [1, 768, 768], [2, 64, 2048]] {
+            let s = Sizes { batch: 1, m, n, k };
+            let (x, w) = (numbers(m * k, 5), numbers(k * n, 6));
+            let got = pool.install(|| product(&x, &w, s, paths::int8_product()));
+            assert_eq!(got, product(&x, &w, s, Int8Path::Plain), "{s:?}");
         }
     }
 

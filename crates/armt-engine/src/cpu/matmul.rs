@@ -2,6 +2,8 @@
 //!
 //! A product is cut into (group, rows) or (group, columns) pieces, one thread each.
 
+use std::ops::Range;
+
 use gemm::Parallelism;
 use rayon::prelude::*;
 
@@ -11,19 +13,65 @@ use crate::paths::{self, ProductPieces};
 
 /// A pointer that pieces of one product share.
 #[derive(Clone, Copy)]
-pub(super) struct Shared(*mut f32);
-// SAFETY: pieces write disjoint elements, as those who cut a product explain.
+struct Shared(*mut f32);
+// SAFETY: pieces write disjoint elements, as `in_pieces` explains.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    pub(super) fn new(y: &mut [f32]) -> Self {
-        Shared(y.as_mut_ptr())
-    }
-
-    pub(super) fn get(self) -> *mut f32 {
+    fn get(self) -> *mut f32 {
         self.0
+    }
+}
+
+/// A part of a product that one thread computes. No two have an element of the result in common, and none is empty.
+pub(super) struct Piece {
+    pub(super) group: usize,
+    pub(super) rows: Range<usize>,
+    pub(super) columns: Range<usize>,
+    /// Whether rows are finished when their piece is. Where products are cut along columns, others have the rest of each row.
+    pub(super) whole_rows: bool,
+    /// All of y, `[batch, m, n]`: a piece may write its own rows and columns of its own group.
+    pub(super) y: *mut f32,
+}
+
+/// Cuts a product `[batch, m, n]` along its rows, or along its columns in multiples of `unit` of them, and has every piece computed, which calls `epilogue(group, first row,
+/// rows)` for its rows where they are whole. Where they are not, that is done here at the end.
+pub(super) fn in_pieces(
+    s: Sizes,
+    unit: usize,
+    y: &mut [f32],
+    epilogue: &(impl Fn(usize, usize, &mut [f32]) + Sync),
+    compute: impl Fn(Piece) + Sync,
+) {
+    let Sizes { batch, m, n, .. } = s;
+    assert!(y.len() == batch * m * n);
+    if batch * m * n == 0 {
+        return;
+    }
+    let ProductPieces { pieces, by_rows, serial } = paths::product_pieces(s, rayon::current_num_threads());
+    let (whole, unit) = if by_rows { (m, 1) } else { (n, unit) };
+    let length = whole.div_ceil(pieces).next_multiple_of(unit);
+    let out = Shared(y.as_mut_ptr());
+    let piece = |i: usize| {
+        let (group, from) = (i / pieces, i % pieces * length);
+        let to = whole.min(from + length);
+        // Rounded up, the pieces before may have taken all.
+        if from < to {
+            let (rows, columns) = if by_rows { (from..to, 0..n) } else { (0..m, from..to) };
+            compute(Piece { group, rows, columns, whole_rows: by_rows, y: out.get() });
+        }
+    };
+    if serial {
+        (0..batch * pieces).for_each(piece);
+    } else {
+        (0..batch * pieces).into_par_iter().for_each(piece);
+    }
+    if !by_rows {
+        for (group, y) in y.chunks_mut(m * n).enumerate() {
+            epilogue(group, 0, y);
+        }
     }
 }
 
@@ -39,40 +87,27 @@ pub(crate) fn batched(
     epilogue: impl Fn(usize, usize, &mut [f32]) + Sync,
 ) {
     let Sizes { batch, m, n, k } = s;
-    assert!(a.len() == batch * m * k && b.len() == batch * k * n && y.len() == batch * m * n);
-    if batch * m * n == 0 {
-        return;
-    }
-    let ProductPieces { pieces, by_rows, serial } = paths::product_pieces(s, rayon::current_num_threads());
-    let length = if by_rows { m } else { n }.div_ceil(pieces);
-    let out = Shared::new(y);
-    let piece = |i: usize| {
-        let (group, piece) = (i / pieces, i % pieces);
-        let from = piece * length;
-        let to = (from + length).min(if by_rows { m } else { n });
-        if from >= to {
-            return;
-        }
-        let (rows, cols) = if by_rows { (from..to, 0..n) } else { (0..m, from..to) };
+    assert!(a.len() == batch * m * k && b.len() == batch * k * n);
+    in_pieces(s, 1, y, &epilogue, |Piece { group, rows, columns, whole_rows, y }| {
         // Element (i, j) of an operand is at i * row + j * column.
         let (a_row, a_col) = if ta { (1, m) } else { (k, 1) };
         let (b_row, b_col) = if tb { (1, k) } else { (n, 1) };
-        let y_at = group * m * n + rows.start * n + cols.start;
-        // SAFETY: operands lie inside their slices by the lengths asserted above; each piece writes its own rows or columns of its own
-        // group, so that no two touch one element of y; y is exclusively borrowed for the whole call.
+        let y_at = group * m * n + rows.start * n + columns.start;
+        // SAFETY: operands lie inside their slices by the lengths asserted above and in `in_pieces`; the piece's elements of y are its own, and y is
+        // exclusively borrowed for the whole call.
         unsafe {
             gemm::gemm(
                 rows.len(),
-                cols.len(),
+                columns.len(),
                 k,
-                out.get().add(y_at),
+                y.add(y_at),
                 1,
                 n as isize,
                 accumulate,
                 a.as_ptr().add(group * m * k + rows.start * a_row),
                 a_col as isize,
                 a_row as isize,
-                b.as_ptr().add(group * k * n + cols.start * b_col),
+                b.as_ptr().add(group * k * n + columns.start * b_col),
                 b_col as isize,
                 b_row as isize,
                 1f32,
@@ -82,21 +117,11 @@ pub(crate) fn batched(
                 false,
                 Parallelism::None,
             );
-            if by_rows {
-                epilogue(group, rows.start, std::slice::from_raw_parts_mut(out.get().add(y_at), rows.len() * n));
+            if whole_rows {
+                epilogue(group, rows.start, std::slice::from_raw_parts_mut(y.add(y_at), rows.len() * n));
             }
         }
-    };
-    if serial {
-        (0..batch * pieces).for_each(piece);
-    } else {
-        (0..batch * pieces).into_par_iter().for_each(piece);
-    }
-    if !by_rows {
-        for (group, y) in y.chunks_mut(m * n).enumerate() {
-            epilogue(group, 0, y);
-        }
-    }
+    });
 }
 
 /// Rows of `n`: add a bias, apply GELU, add a residual.
