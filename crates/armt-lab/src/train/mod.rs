@@ -1,6 +1,7 @@
 //! Training: one loop for all tasks, its run folder and its logs.
 
 mod buckets;
+mod event;
 pub mod first;
 pub mod meter;
 pub mod origin;
