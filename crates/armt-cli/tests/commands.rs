@@ -372,7 +372,7 @@ fn a_model_is_judged_on_retrieval_and_the_curve_is_drawn() {
     std::fs::create_dir_all(place.path("results/remember")).unwrap();
     std::fs::write(place.path("README.md"), "<!-- results: remember -->\n<!-- end -->\n").unwrap();
     for seed in 1..3 {
-        let named = format!("--name ARMT --trained-pairs 2 --minutes 1.5 --symbols 32 --seed {seed}");
+        let named = format!("--name ARMT --trained-pairs 2 --minutes 1.5 --trained-on cores --symbols 32 --seed {seed}");
         place.good(&format!(
             "eval model --task remember --pairs 1,300 --samples 2 --device cpu {named} --out results/remember/armt.seed{seed}.json"
         ));
@@ -380,7 +380,10 @@ fn a_model_is_judged_on_retrieval_and_the_curve_is_drawn() {
     let said = place.good("report results --readme README.md");
     assert_eq!(said, "results/remember/stored-pairs.svg\nREADME.md\n");
     let table = text(&read(&place.path("README.md")));
-    assert!(table.contains("| 1 | 300 |") && table.contains("\n| ARMT | ") && table.contains(" | 2 | 1.5 | 2 |\n"), "{table}");
+    assert!(
+        table.contains("| 1 | 300 |") && table.contains("\n| ARMT | ") && table.contains(" | 2 | - | 1.5 of cores | 816 | 2 |\n"),
+        "{table}"
+    );
     place.good("convert gpt2 short --kind associative --tokens 2 --d-mem 4 --segment 4");
     let table = place.good("eval short --task remember --samples 2 --device cpu");
     assert_eq!(table.lines().count(), 5, "16 keys are enough for 1, 2, 5 and 10 pairs: {table}");

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use armt_lab::eval::plot::Mark;
 use armt_lab::eval::results::{Comparison, Experiment, Measure, fill, regenerate};
-use armt_lab::eval::retrieval::{Point, Report};
+use armt_lab::eval::retrieval::{Point, Report, StateSize};
 use armt_lab::tasks::retrieval::Setting;
 
 fn report(task: Setting, curve: &[(usize, f64)]) -> Report {
@@ -20,7 +20,10 @@ fn report(task: Setting, curve: &[(usize, f64)]) -> Report {
         model: "m".into(),
         name: None,
         trained_pairs: None,
+        steps: None,
         minutes: None,
+        trained_on: None,
+        state: None,
         task,
         key_size: 1,
         value_size: 1,
@@ -63,12 +66,20 @@ fn results() -> tempfile::TempDir {
         report.save(&path).unwrap();
     };
     let rewrite = |curve| report(Setting::Rewrite, curve);
-    let trained = |r: Report, minutes| Report { trained_pairs: Some(50), minutes: Some(minutes), ..r };
+    let trained = |r: Report, minutes| Report {
+        trained_pairs: Some(50),
+        steps: Some(minutes as usize * 1000 - 5000),
+        minutes: Some(minutes),
+        trained_on: Some("one core".into()),
+        state: Some(StateSize { numbers: 33_024, growth: 0 }),
+        ..r
+    };
     save("rewrite/armt.json", Report { name: Some("ARMT".into()), ..trained(rewrite(&[(1, 1.0), (50, 0.5)]), 6.0) });
     save("rewrite/armt.seed1.json", trained(rewrite(&[(50, 0.75), (1, 1.0)]), 7.0));
     save("rewrite/armt-nogamma.json", Report { trained_pairs: Some(40), ..rewrite(&[(1, 1.0), (200, 0.125)]) });
     save("rewrite/rmt.v2.json", rewrite(&[(1, 0.5)]));
-    save("remember/armt.json", report(Setting::Remember, &[(10, 1.0), (500, 0.25)]));
+    let state = Some(StateSize { numbers: 1000, growth: 512 });
+    save("remember/armt.json", Report { state, ..report(Setting::Remember, &[(10, 1.0), (500, 0.25)]) });
     std::fs::create_dir(place.path().join("results/rewrite/armt")).unwrap();
     std::fs::write(place.path().join("results/rewrite/armt.validations.jsonl"), "{}").unwrap();
     let readme = "# A\n<!-- results: remember -->\n<!-- end -->\nbetween\n<!-- results: rewrite -->\nold\n<!-- end -->\nlast\n";
@@ -100,19 +111,19 @@ fn tables_go_between_their_markers_and_again_changes_nothing() {
     let want = "# A
 <!-- results: remember -->
 
-| stored pairs at pairs | 10 | 500 | trained on up to | GPU minutes | seeds |
-| --- | --- | --- | --- | --- | --- |
-| armt | 10.0 | 125.0 | - | - | 1 |
+| stored pairs at pairs | 10 | 500 | trained on up to | steps | minutes | state in numbers | seeds |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+| armt | 10.0 | 125.0 | - | - | - | 1,000, and 512 a segment | 1 |
 
 <!-- end -->
 between
 <!-- results: rewrite -->
 
-| exact match at pairs | 1 | 50 | 200 | trained on up to | GPU minutes | seeds |
-| --- | --- | --- | --- | --- | --- | --- |
-| ARMT | 1.000 | 0.625 (0.500 to 0.750) | - | 50 | 6.5 | 2 |
-| armt-nogamma | 1.000 | - | 0.125 | 40 | - | 1 |
-| rmt.v2 | 0.500 | - | - | - | - | 1 |
+| exact match at pairs | 1 | 50 | 200 | trained on up to | steps | minutes | state in numbers | seeds |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
+| ARMT | 1.000 | 0.625 (0.500 to 0.750) | - | 50 | 1,500 | 6.5 of one core | 33,024 | 2 |
+| armt-nogamma | 1.000 | - | 0.125 | 40 | - | - | - | 1 |
+| rmt.v2 | 0.500 | - | - | - | - | - | - | 1 |
 
 <!-- end -->
 last

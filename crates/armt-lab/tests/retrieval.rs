@@ -15,7 +15,7 @@ use armt::model::Model;
 use armt::random::Random;
 use armt::schedule::ScheduleKind;
 use armt::segment::Batch;
-use armt_lab::eval::retrieval::{Point, Report, count_exact, curve};
+use armt_lab::eval::retrieval::{Point, Report, StateSize, count_exact, curve};
 use armt_lab::tasks::retrieval::{Retrieval, SYMBOLS, Setting, VOCAB};
 use serde_json::json;
 
@@ -126,7 +126,10 @@ fn a_report_is_read_as_it_was_written() {
         model: "m".into(),
         name: Some("M".into()),
         trained_pairs: Some(2),
-        minutes: None,
+        steps: Some(700),
+        minutes: Some(1.5),
+        trained_on: Some("one core".into()),
+        state: Some(StateSize { numbers: 33_024, growth: 0 }),
         task: Setting::Rewrite,
         key_size: 1,
         value_size: 1,

@@ -12,7 +12,7 @@ use armt::engine::optim::{AdamW, Group, Settings};
 use armt::engine::{DType, Device, Tensor};
 use armt::model::Model;
 use armt_lab::train::RunFolder;
-use armt_lab::train::run_folder::{remove_run, trained_pairs};
+use armt_lab::train::run_folder::{Trained, remove_run};
 use armt_lab::train::trainer::RunProgress;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -324,14 +324,14 @@ fn a_damaged_log_is_refused_by_its_line_and_kept() {
 }
 
 #[test]
-fn the_trained_length_is_the_longest_in_the_log() {
+fn pairs_and_steps_are_the_most_in_the_log() {
     let dir = tempfile::tempdir().unwrap();
     let best = dir.path().join("best");
     std::fs::create_dir(&best).unwrap();
-    assert_eq!(trained_pairs(&best), None);
+    assert_eq!(Trained::of(&best), Trained::default());
     std::fs::write(dir.path().join("log.jsonl"), "{\"pairs\":2}\n{\"pairs\":50,\"step\":1}\n{\"step\":2}\nhalf a li").unwrap();
-    assert_eq!(trained_pairs(&best), Some(50));
-    assert_eq!(trained_pairs(&dir.path().join("none")), None);
+    assert_eq!(Trained::of(&best), Trained { pairs: Some(50), steps: Some(2) });
+    assert_eq!(Trained::of(&dir.path().join("none")), Trained::default());
 }
 
 /// A run that an earlier version left can be gone on with: its `state.json` has these keys.

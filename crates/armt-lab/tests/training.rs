@@ -295,6 +295,32 @@ fn a_run_from_a_model_folder_is_resumed_without_it_to_the_same_numbers() {
 }
 
 #[test]
+fn a_run_writes_the_memory_of_a_model_that_it_begins_from_in_its_own_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, out) = (dir.path().join("model"), dir.path().join("run"));
+    let model = write_model(&folder);
+    let projected = |more: &[&str]| {
+        [&from(&folder), &["memory.write=projected".to_string()][..], &more.iter().map(|c| c.to_string()).collect::<Vec<_>>()]
+            .concat()
+    };
+    let error = run(&out, false, 1, &projected(&["train.only=memory"])).err().unwrap().to_string();
+    assert!(error.contains("memory.write: expected that of the model in"), "{error}");
+    assert_eq!(run(&out, false, 1, &projected(&["optimizer.lr=1e-30", "optimizer.weight_decay=0.0"])).unwrap(), Ending::Stopped);
+    let after = Model::load(&out.join("last"), DType::F32, &Device::cpu()).unwrap();
+    assert_eq!(after.config().memory.keys()["write"], "projected");
+    for (a, b) in model.params().iter().zip(after.params()) {
+        assert_eq!(a.value().to_vec::<f32>().unwrap(), b.value().to_vec::<f32>().unwrap(), "{} changed", a.name());
+    }
+    // From there on it is the run's own.
+    assert!(matches!(
+        run(&out, true, u64::MAX, &projected(&["optimizer.lr=1e-30", "optimizer.weight_decay=0.0"])).unwrap(),
+        Ending::Finished { .. }
+    ));
+    let error = run(&out, true, u64::MAX, &from(&folder)).err().unwrap().to_string();
+    assert!(error.contains("memory.write"), "{error}");
+}
+
+#[test]
 fn a_folder_that_a_run_cannot_begin_from_is_refused_by_name_and_leaves_no_run() {
     let dir = tempfile::tempdir().unwrap();
     let (folder, out) = (dir.path().join("model"), dir.path().join("run"));

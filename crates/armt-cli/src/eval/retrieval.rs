@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use armt_lab::eval::interval::wilson;
-use armt_lab::eval::retrieval::{Point, Report, curve};
+use armt_lab::eval::retrieval::{Point, Report, StateSize, curve};
 use armt_lab::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
-use armt_lab::train::run_folder::trained_pairs;
+use armt_lab::train::run_folder::Trained;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -41,9 +41,12 @@ pub struct RetrievalArgs {
     /// Most pairs that the model was trained on; if not given, what the log of its run says.
     #[arg(long, value_name = "N", value_parser = positive)]
     trained_pairs: Option<usize>,
-    /// Minutes that its training took on a GPU.
+    /// Minutes that its training took.
     #[arg(long, value_name = "MINUTES", value_parser = time)]
     minutes: Option<f64>,
+    /// What the minutes are of, for tables: "one CPU core"; a GPU if not given.
+    #[arg(long, value_name = "MACHINE", requires = "minutes")]
+    trained_on: Option<String>,
 }
 
 pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
@@ -53,11 +56,15 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     // What would refuse any number of pairs must not merely leave none to ask about.
     task.check(1)?;
     let pairs = own.pairs.clone().unwrap_or_else(|| PAIRS.into_iter().filter(|n| task.check(*n).is_ok()).collect());
+    let trained = Trained::of(folder);
     let mut report = Report {
         model: args.model.display().to_string(),
         name: args.name.clone(),
-        trained_pairs: own.trained_pairs.or_else(|| trained_pairs(folder)),
+        trained_pairs: own.trained_pairs.or(trained.pairs),
+        steps: trained.steps,
         minutes: own.minutes,
+        trained_on: own.trained_on.clone(),
+        state: Some(StateSize::of(&model)),
         task: task.setting,
         key_size: task.key_size,
         value_size: task.value_size,
@@ -105,6 +112,7 @@ impl RetrievalArgs {
             ("--symbols", self.symbols.is_some()),
             ("--trained-pairs", self.trained_pairs.is_some()),
             ("--minutes", self.minutes.is_some()),
+            ("--trained-on", self.trained_on.is_some()),
         ])
     }
 

@@ -4,6 +4,7 @@ pub mod babilong;
 pub mod heat;
 pub mod interval;
 pub mod likelihood;
+pub mod numbers;
 pub mod panels;
 pub mod plot;
 pub mod qa;

@@ -17,6 +17,7 @@ use armt::files::{read_text, write_beside};
 use super::babilong;
 use super::babilong::cited::Cited;
 use super::babilong::compare::{Judged, NOTHING, curves_by_task, shipped_table, table};
+use super::numbers::thousands;
 use super::plot::{Guide, Mark, Plot, Reference, Scale, Series};
 use super::retrieval::{Point, Report};
 use crate::error::{Error, Result};
@@ -83,10 +84,28 @@ impl Seeds {
         self.reports.iter().filter_map(|r| r.trained_pairs).max()
     }
 
-    /// Minutes that training took on average, of the seeds whose reports say so.
-    pub fn minutes(&self) -> Option<f64> {
-        let minutes: Vec<f64> = self.reports.iter().filter_map(|r| r.minutes).collect();
-        (!minutes.is_empty()).then(|| minutes.iter().sum::<f64>() / minutes.len() as f64)
+    /// Steps that training made on average, of the seeds whose reports say so.
+    fn steps(&self) -> Option<String> {
+        self.mean(|r| r.steps.map(|n| n as f64)).map(|n| thousands(n.round() as u64))
+    }
+
+    /// Minutes that training took on average, of the seeds whose reports say so, and of what machine.
+    fn minutes(&self) -> Option<String> {
+        let machine =
+            self.reports.iter().find_map(|r| r.trained_on.as_deref()).map_or(String::new(), |machine| format!(" of {machine}"));
+        self.mean(|r| r.minutes).map(|minutes| format!("{minutes:.1}{machine}"))
+    }
+
+    /// The numbers of its state.
+    fn state(&self) -> Option<String> {
+        let state = self.reports.iter().find_map(|r| r.state)?;
+        let numbers = thousands(state.numbers as u64);
+        Some(if state.growth > 0 { format!("{numbers}, and {} a segment", thousands(state.growth as u64)) } else { numbers })
+    }
+
+    fn mean(&self, of: impl Fn(&Report) -> Option<f64>) -> Option<f64> {
+        let values: Vec<f64> = self.reports.iter().filter_map(of).collect();
+        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
     }
 }
 
@@ -155,7 +174,7 @@ impl Comparison {
         guides
     }
 
-    /// A table in Markdown: a row for each model, a column for each number of pairs, then how long it was trained and on how much.
+    /// A table in Markdown: a row for each model, a column for each number of pairs, then on how much and how long it was trained, and how much it keeps.
     pub fn table(&self) -> String {
         let rows: Vec<(&Seeds, Vec<Mark>)> = self.models.iter().map(|m| (m, m.marks(self.measure))).collect();
         let mut pairs: Vec<f64> = rows.iter().flat_map(|(_, marks)| marks).map(|m| m.x).collect();
@@ -165,7 +184,7 @@ impl Comparison {
             [format!("{} at pairs", self.measure.label())]
                 .into_iter()
                 .chain(pairs.iter().map(f64::to_string))
-                .chain(["trained on up to".into(), "GPU minutes".into(), "seeds".into()])
+                .chain(["trained on up to", "steps", "minutes", "state in numbers", "seeds"].map(String::from))
                 .collect::<Vec<String>>(),
         ];
         lines.push(vec!["---".into(); lines[0].len()]);
@@ -181,7 +200,9 @@ impl Comparison {
             let mut line = vec![model.name.replace('|', "\\|")];
             line.extend(pairs.iter().map(cell));
             line.push(known(model.trained_pairs().map(|n| n.to_string())));
-            line.push(known(model.minutes().map(|m| format!("{m:.1}"))));
+            line.push(known(model.steps()));
+            line.push(known(model.minutes()));
+            line.push(known(model.state()));
             line.push(model.reports.len().to_string());
             lines.push(line);
         }

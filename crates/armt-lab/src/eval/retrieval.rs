@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use armt::engine::{Tape, Tensor, ops};
+use armt::engine::{DType, Tape, Tensor, ops};
 use armt::files::{read_json, write_json};
 use armt::model::Model;
 use armt::random::Random;
@@ -30,6 +30,30 @@ pub struct Point {
     pub stored: f64,
 }
 
+/// How many numbers a model keeps of the text before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StateSize {
+    /// At the beginning.
+    pub numbers: usize,
+    /// More with every segment; 0 for all but RMT-R.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub growth: usize,
+}
+
+fn is_zero(n: &usize) -> bool {
+    *n == 0
+}
+
+impl StateSize {
+    /// That of a model.
+    pub fn of(model: &Model) -> Self {
+        let layout = model.recurrence().layout();
+        let numbers = |bytes: usize| bytes / size_of::<f32>();
+        StateSize { numbers: numbers(layout.bytes(DType::F32)), growth: numbers(layout.growth(DType::F32)) }
+    }
+}
+
 /// What was judged, and how; kept as a JSON file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -42,9 +66,18 @@ pub struct Report {
     /// Most pairs that it was trained on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trained_pairs: Option<usize>,
-    /// Minutes that its training took, on a GPU.
+    /// Steps that its training made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<usize>,
+    /// Minutes that its training took.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minutes: Option<f64>,
+    /// What the minutes are of; a GPU where nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trained_on: Option<String>,
+    /// The state that it goes on with from segment to segment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<StateSize>,
     /// The task's setting.
     pub task: Setting,
     /// Symbols of a key.

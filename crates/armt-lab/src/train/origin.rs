@@ -1,6 +1,7 @@
 //! The model folder that a run begins from: `model.from` of a recipe.
 //!
-//! Its backbone and memory are the run's; only the segments are the stages' own. A run that is resumed has all of that in its latest
+//! Its backbone and memory are the run's; only the segments are the stages' own, and the recipe may have another `memory.write`: weights are the same
+//! for every way of writing, and a model that has learned with the paper's goes on with the projected from nearly where it was. A run that is resumed has all of that in its latest
 //! checkpoint and does not need the folder any more.
 
 use std::path::{Path, PathBuf};
@@ -18,21 +19,34 @@ pub struct Origin {
     path: PathBuf,
     config: Config,
     vocab: usize,
+    /// Whether the run writes its memory as the model did.
+    same_write: bool,
 }
 
 impl Origin {
     /// Opens a model folder as `armt convert` writes it, or a run's folder, of which its best model is taken. A folder without a model, a
-    /// backbone without a memory around it, and a model with another memory than the recipe's, if that has one, are refused.
+    /// backbone without a memory around it, and a model with another memory than the recipe's, if that has one, are refused; the recipe's way of writing is taken.
     pub fn open(folder: &Path, memory: Option<&MemoryConfig>) -> Result<Self> {
         let path = best_of(folder);
         expect_wrapped(&path)?;
-        let config = Config::load(&path)?;
+        let mut config = Config::load(&path)?;
         let checked = armt::recurrence::check(&config).and_then(|()| config.vocab());
         let vocab = checked.map_err(|e| Error::file(&path.join("config.json"), e))?;
+        let same_write = memory.is_none_or(|memory| *memory == config.memory);
         if let Some(memory) = memory {
-            expect_same(memory, &config.memory, &path)?;
+            expect_same_but_for_write(memory, &config.memory, &path)?;
+            config.memory = memory.clone();
         }
-        Ok(Origin { path, config, vocab })
+        Ok(Origin { path, config, vocab, same_write })
+    }
+
+    /// Refuses a recipe that changes how the memory is written: an adapter goes with the model as it is in its folder.
+    pub(super) fn expect_same_write(&self) -> Result<()> {
+        if self.same_write {
+            return Ok(());
+        }
+        let expected = format!("that of the model in {}, whose weights stay as they are", self.path.display());
+        Err(Error::config("memory.write", &expected, "another"))
     }
 
     /// The folder of the model.
@@ -80,11 +94,15 @@ fn expect_wrapped(folder: &Path) -> Result<()> {
 }
 
 /// Refuses a memory other than the model's by the first key in which they differ.
-fn expect_same(recipe: &MemoryConfig, model: &MemoryConfig, path: &Path) -> Result<()> {
-    if recipe == model {
+fn expect_same_but_for_write(recipe: &MemoryConfig, model: &MemoryConfig, path: &Path) -> Result<()> {
+    let [own, other] = [recipe, model].map(|memory| {
+        let mut keys = memory.keys();
+        keys.remove("write");
+        keys
+    });
+    if own == other {
         return Ok(());
     }
-    let (own, other) = (recipe.keys(), model.keys());
     // Other kinds have other keys, which would say less.
     let names = ["kind"].into_iter().chain(own.keys().chain(other.keys()).map(String::as_str));
     let name = names.into_iter().find(|name| own.get(*name) != other.get(*name)).unwrap_or("kind");

@@ -52,8 +52,8 @@ pub struct Common {
     /// The backbone: a GPT-NeoX made from scratch, another `kind` of model made from scratch, or `from` a model folder.
     #[serde(default)]
     pub model: ModelRecipe,
-    /// The memory, as in a model's `config.json`. With `model.from` it may be left out, and otherwise has to be that model's. A model that keeps a
-    /// state of its own has none.
+    /// The memory, as in a model's `config.json`. With `model.from` it may be left out, and otherwise has to be that model's but for `write`. A model
+    /// that keeps a state of its own has none.
     #[serde(default)]
     pub memory: Option<MemoryConfig>,
     /// How weights are changed.

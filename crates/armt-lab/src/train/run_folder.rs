@@ -352,11 +352,24 @@ fn is_partial(name: &str) -> bool {
     name.ends_with(".partial") || name.contains(".partial-")
 }
 
-/// Most pairs that the model in a run's `best` or `last` folder was trained on, by the run's log. `None` for any other folder.
-pub fn trained_pairs(model: &Path) -> Option<usize> {
-    let log = std::fs::read_to_string(model.canonicalize().ok()?.parent()?.join(LOG)).ok()?;
-    let pairs = |line: &str| serde_json::from_str::<Value>(line).ok()?.get("pairs")?.as_u64();
-    log.lines().filter_map(pairs).max().map(|n| n as usize)
+/// How the model in a run's `best` or `last` folder was trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Trained {
+    /// Most pairs of a text, where the task has pairs.
+    pub pairs: Option<usize>,
+    /// Steps that the run made.
+    pub steps: Option<usize>,
+}
+
+impl Trained {
+    /// By the run's log; nothing for any other folder.
+    pub fn of(model: &Path) -> Self {
+        let log =
+            model.canonicalize().ok().and_then(|path| std::fs::read_to_string(path.parent()?.join(LOG)).ok()).unwrap_or_default();
+        let lines: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let most = |key: &str| lines.iter().filter_map(|line| line.get(key)?.as_u64()).max().map(|n| n as usize);
+        Trained { pairs: most("pairs"), steps: most("step") }
+    }
 }
 
 /// Opens the log to append to, locked, without a last line that a crash left unfinished.

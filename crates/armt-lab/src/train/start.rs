@@ -34,6 +34,9 @@ impl Start<'_> {
         (dtype, device): (DType, &Device),
     ) -> Result<(Model, Option<Arc<AdapterTraining>>)> {
         let lora = self.train.lora.as_ref();
+        if let Some(from) = self.from.filter(|_| self.train.adapts()) {
+            from.expect_same_write()?;
+        }
         let model = match self.train.adapts() {
             true => AdapterTraining::blank(config, lora, dtype, device)?,
             false => Model::blank(config, dtype, device)?,
