@@ -78,7 +78,7 @@ enum Command {
 fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).without_time().log_internal_errors(false).init();
     armt::engine::join_thread_pool(0);
-    armt_lab::tasks::babilong::carry_data(armt_shipped::data);
+    armt_lab::carried::carry(armt_shipped::CARRIED);
     let result = match Cli::parse().command {
         Command::Quickstart(args) => quickstart::run(&args),
         Command::Train(args) => train::run(&args),

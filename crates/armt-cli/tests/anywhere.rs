@@ -58,6 +58,10 @@ fn models_recipes_and_data_are_found_by_name_anywhere() {
     let table = far.good("eval run --task remember --pairs 1,3 --samples 2 --device cpu");
     assert_eq!(table.lines().count(), 3, "{table}");
     far.good(&format!("train rewrite-rmt.toml --out extended --steps 1 {small}"));
+    // A recipe of one's own may extend one that is carried, and begin from a model that is.
+    let own = "extends = \"babilong-qa1-background\"\n[model]\nfrom = \"babilong-qa1\"\n";
+    std::fs::write(far.path("own.toml"), own).unwrap();
+    far.good(&format!("train own.toml --out own --set stages=1 --set stage.1.segments=2 {small}"));
     // Recipes of texts and questions name the project's data by their paths in it.
     far.good("train questions-small --out people --set stage.1.steps=2 --set eval.every=1 --device cpu");
     far.good("eval people --task qa --qa data/questions/people.jsonl --samples 2 --distract data/books/test --hidden-in 0k,1k --device cpu");

@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 
 #[pymodule(gil_used = false)]
 fn _armt(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    armt_lab::tasks::babilong::carry_data(armt_shipped::data);
+    armt_lab::carried::carry(armt_shipped::CARRIED);
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<memory::Memory>()?;
     module.add_class::<model::Model>()?;

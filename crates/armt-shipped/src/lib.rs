@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use armt::weights::gguf::Gguf;
-use armt_lab::tasks::babilong::Data;
+use armt_lab::carried::{Carried, Data};
 use flate2::read::DeflateDecoder;
 
 /// The recipe of `armt quickstart`.
@@ -212,9 +212,28 @@ pub fn find_recipe(named: &Path) -> Result<PathBuf> {
     })
 }
 
-/// A folder of the project's data, as tasks ask for it.
-pub fn data(data: Data) -> std::io::Result<PathBuf> {
+/// All of it, as the library asks for it.
+pub const CARRIED: Carried = Carried { data, recipe, model };
+
+fn data(data: Data) -> std::io::Result<PathBuf> {
     unpacked(&format!("data/{}", data.folder())).map_err(std::io::Error::other)
+}
+
+fn recipe(named: &Path) -> std::io::Result<Option<PathBuf>> {
+    known(find_recipe(named))
+}
+
+fn model(named: &Path) -> std::io::Result<Option<PathBuf>> {
+    known(find_model(named))
+}
+
+/// What was found, or nothing if there is no such thing.
+fn known(found: Result<PathBuf>) -> std::io::Result<Option<PathBuf>> {
+    match found {
+        Ok(path) => Ok(Some(path)),
+        Err(error @ (Error::Unpack { .. } | Error::NoHome)) => Err(std::io::Error::other(error)),
+        Err(_) => Ok(None),
+    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use armt::memory::MemoryConfig;
 use armt::weights::Tensors;
 use serde_json::{Map, Value};
 
+use crate::carried;
 use crate::error::{Error, Result};
 
 /// A model folder whose configuration was read and checked.
@@ -24,10 +25,10 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Opens a model folder as `armt convert` writes it, or a run's folder, of which its best model is taken. A folder without a model, a
+    /// Opens a model folder as `armt convert` writes it, a run's folder, of which its best model is taken, or a model that the program carries, by its name. A folder without a model, a
     /// backbone without a memory around it, and a model with another memory than the recipe's, if that has one, are refused; the recipe's way of writing is taken.
     pub fn open(folder: &Path, memory: Option<&MemoryConfig>) -> Result<Self> {
-        let path = best_of(folder);
+        let path = best_of(&carried::model(folder)?);
         expect_wrapped(&path)?;
         let mut config = Config::load(&path)?;
         let checked = armt::recurrence::check(&config).and_then(|()| config.vocab());

@@ -34,10 +34,11 @@ pub use self::form::Form;
 pub(super) use self::lessons::tokenizer;
 pub use self::lessons::{BabilongLessons, SETTING};
 pub(in crate::tasks) use self::places::elsewhere;
-pub use self::places::{Data, carry_data, find_data};
+pub use self::places::find_data;
 pub use self::stories::Stories;
 pub use self::training::BabilongTraining;
 pub use self::vocabulary::vocabulary;
+pub use crate::carried::Data;
 
 pub(super) use self::books::Reading;
 use crate::error::{Error, Result};

@@ -1,62 +1,18 @@
 //! Where the data lie: a folder that the user names, or the project's own `data`.
 //!
 //! That is the folder that `ARMT_DATA` names, or else `data` in the working folder or one above it, or in one above the program, or else what
-//! the program [carries](carry_data).
+//! the program [carries](crate::carried).
 
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
+use crate::carried::{self, Data};
 use crate::error::{Error, Result};
 
 /// Folders above that are looked into: the program lies in `target/release` of the project, examples and tests one deeper.
 const ABOVE: usize = 4;
 
-/// A kind of data that the project ships.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Data {
-    /// bAbI's files.
-    Babi,
-    /// Books to judge on.
-    TestBooks,
-    /// Books to train on, by other authors.
-    TrainBooks,
-    /// GPT-2's byte-level BPE.
-    Bpe,
-    /// A small byte-level BPE of the training books.
-    BooksBpe,
-    /// Questions about people.
-    Questions,
-}
-
-impl Data {
-    const ALL: [Data; 6] = [Data::Babi, Data::TestBooks, Data::TrainBooks, Data::Bpe, Data::BooksBpe, Data::Questions];
-
-    /// Where it is within `data`.
-    pub fn folder(self) -> &'static str {
-        match self {
-            Data::Babi => "babi",
-            Data::TestBooks => "books/test",
-            Data::TrainBooks => "books/train",
-            Data::Bpe => "gpt2",
-            Data::BooksBpe => "books-bpe",
-            Data::Questions => "questions",
-        }
-    }
-}
-
 /// Names the project's `data` where it lies elsewhere.
 const VARIABLE: &str = "ARMT_DATA";
-
-/// Gives a folder of data that a program carries.
-pub type Carried = fn(Data) -> std::io::Result<PathBuf>;
-
-static CARRIED: OnceLock<Carried> = OnceLock::new();
-
-/// From now on data that are nowhere else are asked for here. What was said first holds.
-pub fn carry_data(carried: Carried) {
-    CARRIED.get_or_init(|| carried);
-}
 
 /// The folder that is given, or else the shipped one. One that is not there is an error that says where it was looked for.
 pub fn find_data(data: Data, given: Option<&Path>) -> Result<PathBuf> {
@@ -88,10 +44,7 @@ pub fn find_data(data: Data, given: Option<&Path>) -> Result<PathBuf> {
         }
         looked.push(folder);
     }
-    match CARRIED.get() {
-        Some(carried) => carried(data).map_err(|source| Error::Io { path: data.folder().into(), source }),
-        None => Err(Error::NoData { folder: data.folder(), looked }),
-    }
+    carried::data(data).unwrap_or(Err(Error::NoData { folder: data.folder(), looked }))
 }
 
 /// Where a path or pattern like `data/questions/people.jsonl`, which begins with a folder of the project's data, lies when it is not below the

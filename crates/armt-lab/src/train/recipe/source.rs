@@ -11,6 +11,7 @@ use armt::files::read_text;
 use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
+use crate::carried;
 use crate::error::{Error, Result};
 
 /// Recipes that extend one another, at most: more can only be a ring.
@@ -32,7 +33,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// A file, and those that it extends.
+    /// A file, and those that it extends: beside it, or carried by the program.
     pub fn open(path: &Path) -> Result<Self> {
         Self::extended(path, DEEPEST)
     }
@@ -48,7 +49,8 @@ impl Source {
         if deepest == 0 {
             return Err(at(Error::config("extends", "recipes that end somewhere", name)));
         }
-        let mut base = Self::extended(&path.with_file_name(name), deepest - 1).map_err(|e| match e {
+        let file = carried::recipe(path.with_file_name(name), Path::new(name)).map_err(&at)?;
+        let mut base = Self::extended(&file, deepest - 1).map_err(|e| match e {
             Error::Recipe { .. } => e,
             other => at(other),
         })?;
