@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use armt::adapter::Adapter;
-use armt::engine::{CpuReport, DType, Device};
+use armt::engine::{CpuReport, DType, Device, Error};
 use armt::memory::Write;
 use armt::{Model, Session};
 use clap::{Args, ValueEnum};
@@ -65,6 +65,8 @@ impl DeviceArgs {
             DeviceKind::Auto => {
                 let (device, passed_over) = Device::auto();
                 match passed_over {
+                    // Nothing is wrong with such a machine, and nothing more is to be said of it.
+                    Some(Error::NoDriver(_)) => crate::note(format_args!("device: cpu (no NVIDIA driver)")),
                     Some(why) => crate::note(format_args!("device: cpu ({why})")),
                     None => crate::note(format_args!("device: cuda:0")),
                 }

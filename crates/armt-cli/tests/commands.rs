@@ -395,6 +395,7 @@ fn what_cannot_be_judged_or_drawn_is_refused_with_a_reason() {
     place.good("convert gpt2 model --kind associative --tokens 2 --d-mem 4 --segment 5");
     std::fs::write(place.path("no.json"), "{}").unwrap();
     for (line, message) in [
+        ("eval babilong-qa1 --task remember --device cpu", "--task remember: expected a model of this task"),
         (
             "eval model --task remember --pairs 257 --device cpu",
             "as many as there are different keys, only 256 of 2 of 16 symbols, got 257",

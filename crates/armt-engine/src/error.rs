@@ -129,9 +129,12 @@ pub enum Error {
         /// Bytes of the machine.
         memory: usize,
     },
-    /// No NVIDIA driver on this machine, or no GPU behind it.
+    /// No GPU behind this machine's NVIDIA driver.
     #[error("no CUDA device: {0}")]
     NoCuda(String),
+    /// This machine has no NVIDIA driver, and so no GPU that could be used; the loader's reason.
+    #[error("no CUDA device: the NVIDIA driver is not installed ({0})")]
+    NoDriver(String),
     /// The driver cannot run what we need.
     #[error("the NVIDIA driver supports CUDA {got}, but at least {needed} is needed: update the driver")]
     DriverTooOld {

@@ -20,6 +20,8 @@ use crate::progress::thousands;
 /// Texts of each number of pairs, and at a time, if nothing is said.
 const SAMPLES: usize = 1000;
 const BATCH: usize = 64;
+/// Symbols of a key that a segment is taken for, at most; the paper's have three.
+const LONGEST_KEY: usize = 15;
 /// What is asked about if nothing is said.
 const PAIRS: [usize; 8] = [1, 2, 5, 10, 20, 50, 100, 200];
 
@@ -122,6 +124,11 @@ impl RetrievalArgs {
         let value_size = self.value_size.unwrap_or(1);
         let key_size = match self.key_size {
             Some(k) => k,
+            None if segment > value_size + 2 + LONGEST_KEY => bail!(
+                "--task {}: expected a model of this task, whose segments are a key, a value and two marks; this one's have {segment} \
+                 tokens",
+                if task == Task::Rewrite { "rewrite" } else { "remember" }
+            ),
             None if segment > value_size + 2 => segment - value_size - 2,
             None => bail!(
                 "--value-size {value_size}: the model's segments of {segment} tokens have no room for a key, a value and two marks"

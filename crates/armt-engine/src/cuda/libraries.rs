@@ -69,7 +69,7 @@ pub(super) fn system(names: &[&str]) -> Result<Loaded> {
             Err(e) => reason = e,
         }
     }
-    Err(Error::NoCuda(format!("the NVIDIA driver is not installed ({reason})")))
+    Err(Error::NoDriver(reason))
 }
 
 /// Loads `lib<stem>.so.<major>`: from the folder that the variable names if it has one of these major versions, else the first version of
