@@ -7,10 +7,10 @@
 use std::path::{Path, PathBuf};
 
 use armt::config::Config;
-use armt::memory::MemoryConfig;
 use armt::weights::Tensors;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
+use super::recipe::MemoryRecipe;
 use crate::carried;
 use crate::error::{Error, Result};
 
@@ -27,17 +27,17 @@ pub struct Origin {
 impl Origin {
     /// Opens a model folder as `armt convert` writes it, a run's folder, of which its best model is taken, or a model that the program carries, by its name. A folder without a model, a
     /// backbone without a memory around it, and a model with another memory than the recipe's, if that has one, are refused; the recipe's way of writing is taken.
-    pub fn open(folder: &Path, memory: Option<&MemoryConfig>) -> Result<Self> {
+    pub fn open(folder: &Path, memory: Option<&MemoryRecipe>) -> Result<Self> {
         let path = best_of(&carried::model(folder)?);
         expect_wrapped(&path)?;
         let mut config = Config::load(&path)?;
         let checked = armt::recurrence::check(&config).and_then(|()| config.vocab());
         let vocab = checked.map_err(|e| Error::file(&path.join("config.json"), e))?;
-        let same_write = memory.is_none_or(|memory| *memory == config.memory);
+        let own = config.memory.clone();
         if let Some(memory) = memory {
-            expect_same_but_for_write(memory, &config.memory, &path)?;
-            config.memory = memory.clone();
+            config.memory = memory.over(&own, &path.display().to_string())?;
         }
+        let same_write = config.memory == own;
         Ok(Origin { path, config, vocab, same_write })
     }
 
@@ -92,22 +92,4 @@ fn expect_wrapped(folder: &Path) -> Result<()> {
         // What else is wrong with it is found when it is read.
         _ => Ok(()),
     }
-}
-
-/// Refuses a memory other than the model's by the first key in which they differ.
-fn expect_same_but_for_write(recipe: &MemoryConfig, model: &MemoryConfig, path: &Path) -> Result<()> {
-    let [own, other] = [recipe, model].map(|memory| {
-        let mut keys = memory.keys();
-        keys.remove("write");
-        keys
-    });
-    if own == other {
-        return Ok(());
-    }
-    // Other kinds have other keys, which would say less.
-    let names = ["kind"].into_iter().chain(own.keys().chain(other.keys()).map(String::as_str));
-    let name = names.into_iter().find(|name| own.get(*name) != other.get(*name)).unwrap_or("kind");
-    let shown = |keys: &Map<String, Value>| keys.get(name).map_or("nothing".into(), Value::to_string);
-    let expected = format!("{}, as the model in {} has, or no section [memory]", shown(&other), path.display());
-    Err(Error::config(&format!("memory.{name}"), &expected, shown(&own)))
 }

@@ -1,6 +1,7 @@
 //! Recipes: one TOML file per experiment. Unknown keys are refused, and every mistake is named with its line.
 
 mod check;
+mod memory;
 mod source;
 mod until;
 
@@ -19,6 +20,7 @@ use armt::schedule::Backprop;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+pub use self::memory::MemoryRecipe;
 pub use self::until::Until;
 
 use self::source::Source;
@@ -52,10 +54,10 @@ pub struct Common {
     /// The backbone: a GPT-NeoX made from scratch, another `kind` of model made from scratch, or `from` a model folder.
     #[serde(default)]
     pub model: ModelRecipe,
-    /// The memory, as in a model's `config.json`. With `model.from` it may be left out, and otherwise has to be that model's but for `write`. A model
-    /// that keeps a state of its own has none.
+    /// The memory, as in a model's `config.json`. With `model.from` it may be left out, or be `write` alone, and has to be that model's in all else. A
+    /// model that keeps a state of its own has none.
     #[serde(default)]
-    pub memory: Option<MemoryConfig>,
+    pub memory: Option<MemoryRecipe>,
     /// How weights are changed.
     #[serde(default)]
     pub optimizer: OptimizerRecipe,
@@ -447,15 +449,16 @@ impl Recipe {
 
     /// The model to make from scratch, for so many tokens; its segments are the stages'. An error if the recipe begins from a folder.
     pub fn fresh(&self, vocabulary: usize, end: i32) -> Result<Config> {
-        let m = match (&self.model, &self.memory) {
+        let memory = self.memory.as_ref().and_then(MemoryRecipe::whole);
+        let m = match (&self.model, memory) {
             (ModelRecipe::Recurrence(m), memory) => {
-                let memory = memory.clone().unwrap_or_else(|| MemoryConfig::new(Window::default()));
+                let memory = memory.cloned().unwrap_or_else(|| MemoryConfig::new(Window::default()));
                 return Ok(Config::new(m.describe(vocabulary, end)?, memory, 1));
             }
             (ModelRecipe::Fresh(m), Some(_)) => m,
             _ => return Err(Error::config("model", "the shape of a fresh model and its memory", "none")),
         };
-        let Some(memory) = &self.memory else { return Err(Error::config("memory", "a section [memory]", "none")) };
+        let Some(memory) = memory else { return Err(Error::config("memory", "a section [memory]", "none")) };
         let FreshModel { layers, width, heads, inner, tied, init, .. } = *m;
         let shape = families::FreshShape { vocab: vocabulary, end, layers, width, heads, inner, tied, init };
         let backbone = Family::named(NEOX)?.describe(&shape);

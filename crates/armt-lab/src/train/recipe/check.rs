@@ -1,7 +1,7 @@
 //! What a recipe must fulfil beyond its form. A mistake is named with its stage, line and key.
 
 use super::source::Source;
-use super::{EvalRecipe, ModelRecipe, Only, Recipe, Stage, expect_importance};
+use super::{EvalRecipe, MemoryRecipe, ModelRecipe, Only, Recipe, Stage, expect_importance};
 use crate::error::{Error, Result};
 
 /// A vocabulary to check the shape of a fresh model with, before the task's own is known.
@@ -82,10 +82,11 @@ impl Recipe {
         if let Some(lora) = &self.train.lora {
             lora.check().map_err(|e| at("train.lora", e.into()))?;
         }
-        if matches!(self.model, ModelRecipe::Fresh(_)) && self.memory.is_none() {
-            return refuse("memory", "a section [memory]", &"none");
+        match (&self.model, &self.memory) {
+            (ModelRecipe::From(_), _) | (_, Some(MemoryRecipe::Whole(_))) | (ModelRecipe::Recurrence(_), None) => Ok(()),
+            (_, None) => refuse("memory", "a section [memory]", &"none"),
+            (_, Some(MemoryRecipe::Written { .. })) => refuse("memory.kind", "a kind of memory, where no model.from has one", &"none"),
         }
-        Ok(())
     }
 
     fn check_task(&self) -> Result<()> {
@@ -124,14 +125,15 @@ impl Recipe {
         if costs.background > 0.0 && !self.lessons.knows_background() {
             return Err(Error::config("background", "0 with a task that does not know what of its texts counts", costs.background));
         }
-        if let Some(memory) = &self.memory {
+        let memory = self.memory.as_ref().and_then(MemoryRecipe::whole);
+        if let Some(memory) = memory {
             expect_importance(costs, memory)?;
         }
         if stage.carry > 0.0 && stage.accumulate > 1 {
             return Err(Error::config("accumulate", "1 where memories are carried on", stage.accumulate));
         }
         let keeps_its_own = matches!(self.model, ModelRecipe::Recurrence(_));
-        if stage.carry > 0.0 && !keeps_its_own && self.memory.as_ref().is_some_and(|m| m.kind() != "associative") {
+        if stage.carry > 0.0 && !keeps_its_own && memory.is_some_and(|m| m.kind() != "associative") {
             return Err(Error::config("carry", "0 with a memory that is not associative", stage.carry));
         }
         if let Some(sizes) = self.sizes(number) {

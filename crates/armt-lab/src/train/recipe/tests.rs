@@ -175,7 +175,7 @@ fn single_values_can_be_changed() {
     let changes = ["optimizer.lr=1e-3", "seed=9", "stage.2.steps=7", "memory.correction=false"].map(String::from);
     let r = Recipe::parse(RECIPE, &changes).unwrap();
     assert_eq!((r.optimizer.lr, r.seed, r.stages[1].steps), (1e-3, 9, 7));
-    assert!(!r.memory.as_ref().unwrap().get::<Associative>().unwrap().correction);
+    assert!(!r.memory.as_ref().unwrap().whole().unwrap().get::<Associative>().unwrap().correction);
     for bad in ["seed", "stage.5.steps=1", "optimizer.speed=1"] {
         assert!(Recipe::parse(RECIPE, &[bad.into()]).is_err(), "{bad}");
     }
@@ -216,12 +216,12 @@ fn a_recipe_that_extends_another_has_its_keys_over_the_others() {
     let (base, child) = (load("base.toml"), load("child.toml"));
     assert_eq!((child.seed, child.stages.len(), child.stages[1].steps, child.stages[1].lr), (8, 2, 70, Some(1e-3)));
     assert_eq!(format!("{:?}", child.stages[0]), format!("{:?}", base.stages[0]));
-    let memory = child.memory.as_ref().unwrap().get::<Associative>().unwrap();
+    let memory = child.memory.as_ref().unwrap().whole().unwrap().get::<Associative>().unwrap();
     assert!(!memory.correction && memory.d_mem == 32);
     let grandchild = load("grandchild.toml");
     assert_eq!((grandchild.seed, grandchild.stages.len()), (8, 1));
     assert!(
-        grandchild.memory.as_ref().unwrap().get::<Rmt>().unwrap().tokens == 8,
+        grandchild.memory.as_ref().unwrap().whole().unwrap().get::<Rmt>().unwrap().tokens == 8,
         "another kind takes nothing of the other's section"
     );
     let other = load("other.toml");
@@ -286,4 +286,24 @@ until = 2.0
     let r = Recipe::parse(old, &[]).unwrap();
     assert_eq!((stories(&r), r.stages[0].until), (vec![Task::new(2).unwrap()], Until::Never));
     assert!(Recipe::parse(old, &["task.question=qa9".into()]).is_err());
+}
+
+#[test]
+fn how_the_memory_of_another_model_is_written_may_be_all_that_is_said_of_it() {
+    let body = &RECIPE[RECIPE.find("[[stage]]").unwrap()..];
+    let with = |model: &str, memory: &str| format!("[task]\nsetting = \"remember\"\n[model]\n{model}\n[memory]\n{memory}\n{body}");
+    let recipe = Recipe::parse(&with("from = \"folder\"", "write = \"projected\""), &[]).unwrap();
+    let memory = recipe.memory.as_ref().unwrap();
+    let over = |own: MemoryConfig| memory.over(&own, "folder").map(|m| m.keys());
+    let paper = MemoryConfig::new(Associative::new(4, 32));
+    let mut want = paper.keys();
+    want.insert("write".into(), json!("projected"));
+    assert_eq!(over(paper).unwrap(), want);
+    assert_eq!(recipe.record().unwrap()["memory.write"], "projected");
+
+    let error = over(MemoryConfig::new(Rmt { tokens: 2, wrap_pos: false })).unwrap_err().to_string();
+    assert!(error.contains("memory.write") && error.contains("the model in folder is of kind rmt"), "{error}");
+    refused(&with("", "write = \"projected\""), &["memory.kind: expected a kind of memory, where no model.from has one"]);
+    refused(&with("from = \"folder\"", "write = \"backwards\""), &["memory", "backwards"]);
+    refused(&with("from = \"folder\"", "tokens = 3"), &["memory", "kind"]);
 }
