@@ -289,7 +289,7 @@ fn a_run_from_a_model_folder_is_resumed_without_it_to_the_same_numbers() {
         assert_eq!(run(out.path(), false, 1, &changes).unwrap(), Ending::Stopped);
         let after = Model::load(&out.path().join("last"), DType::F32, &Device::cpu()).unwrap();
         for (a, b) in model.params().iter().zip(after.params()) {
-            assert_eq!(a.value().to_vec::<f32>().unwrap(), b.value().to_vec::<f32>().unwrap(), "{} changed", a.name());
+            assert!(a.value().to_vec::<f32>().unwrap() == b.value().to_vec::<f32>().unwrap(), "{} changed", a.name());
         }
     }
 }
@@ -298,7 +298,9 @@ fn a_run_from_a_model_folder_is_resumed_without_it_to_the_same_numbers() {
 fn a_run_writes_the_memory_of_a_model_that_it_begins_from_in_its_own_way() {
     let dir = tempfile::tempdir().unwrap();
     let (folder, out) = (dir.path().join("model"), dir.path().join("run"));
-    let model = write_model(&folder);
+    write_model(&folder);
+    let open = |folder: &Path| Model::load(folder, DType::F32, &Device::cpu()).unwrap();
+    let model = open(&folder);
     let projected = |more: &[&str]| {
         [&from(&folder), &["memory.write=projected".to_string()][..], &more.iter().map(|c| c.to_string()).collect::<Vec<_>>()]
             .concat()
@@ -306,10 +308,10 @@ fn a_run_writes_the_memory_of_a_model_that_it_begins_from_in_its_own_way() {
     let error = run(&out, false, 1, &projected(&["train.only=memory"])).err().unwrap().to_string();
     assert!(error.contains("memory.write: expected that of the model in"), "{error}");
     assert_eq!(run(&out, false, 1, &projected(&["optimizer.lr=1e-30", "optimizer.weight_decay=0.0"])).unwrap(), Ending::Stopped);
-    let after = Model::load(&out.join("last"), DType::F32, &Device::cpu()).unwrap();
+    let after = open(&out.join("last"));
     assert_eq!(after.config().memory.keys()["write"], "projected");
     for (a, b) in model.params().iter().zip(after.params()) {
-        assert_eq!(a.value().to_vec::<f32>().unwrap(), b.value().to_vec::<f32>().unwrap(), "{} changed", a.name());
+        assert!(a.value().to_vec::<f32>().unwrap() == b.value().to_vec::<f32>().unwrap(), "{} changed", a.name());
     }
     // From there on it is the run's own.
     assert!(matches!(

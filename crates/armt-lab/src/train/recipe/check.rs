@@ -85,7 +85,9 @@ impl Recipe {
         match (&self.model, &self.memory) {
             (ModelRecipe::From(_), _) | (_, Some(MemoryRecipe::Whole(_))) | (ModelRecipe::Recurrence(_), None) => Ok(()),
             (_, None) => refuse("memory", "a section [memory]", &"none"),
-            (_, Some(MemoryRecipe::Written { .. })) => refuse("memory.kind", "a kind of memory, where no model.from has one", &"none"),
+            (_, Some(MemoryRecipe::Written { .. })) => {
+                refuse("memory.kind", "a kind of memory, where no model.from has one", &"none")
+            }
         }
     }
 
