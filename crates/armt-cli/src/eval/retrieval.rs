@@ -46,7 +46,7 @@ pub struct RetrievalArgs {
     /// Minutes that its training took.
     #[arg(long, value_name = "MINUTES", value_parser = time)]
     minutes: Option<f64>,
-    /// What the minutes are of, for tables: "one CPU core"; a GPU if not given.
+    /// What the minutes are of, for tables: "one CPU core".
     #[arg(long, value_name = "MACHINE", requires = "minutes")]
     trained_on: Option<String>,
 }

@@ -72,7 +72,7 @@ pub struct Report {
     /// Minutes that its training took.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minutes: Option<f64>,
-    /// What the minutes are of; a GPU where nothing is said.
+    /// What the minutes are of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trained_on: Option<String>,
     /// The state that it goes on with from segment to segment.

@@ -1,8 +1,7 @@
 //! The model folder that a run begins from: `model.from` of a recipe.
 //!
-//! Its backbone and memory are the run's; only the segments are the stages' own, and the recipe may have another `memory.write`: weights are the same
-//! for every way of writing, and a model that has learned with the paper's goes on with the projected from nearly where it was. A run that is resumed has all of that in its latest
-//! checkpoint and does not need the folder any more.
+//! Its backbone and memory are the run's; only the segments are the stages' own, and the recipe may have another `memory.write`, for which the
+//! weights are the same. A run that is resumed has all of that in its latest checkpoint and does not need the folder any more.
 
 use std::path::{Path, PathBuf};
 
@@ -25,8 +24,9 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Opens a model folder as `armt convert` writes it, a run's folder, of which its best model is taken, or a model that the program carries, by its name. A folder without a model, a
-    /// backbone without a memory around it, and a model with another memory than the recipe's, if that has one, are refused; the recipe's way of writing is taken.
+    /// Opens a model folder as `armt convert` writes it, a run's folder, of which its best model is taken, or a model that the program carries, by its
+    /// name. A folder without a model, a backbone without a memory around it, and a model with another memory than the recipe's, if that has one,
+    /// are refused.
     pub fn open(folder: &Path, memory: Option<&MemoryRecipe>) -> Result<Self> {
         let path = best_of(&carried::model(folder)?);
         expect_wrapped(&path)?;

@@ -206,7 +206,7 @@ impl TaskData for Questions {
             pairs.filter(|(c, q)| room(*c, *q) <= segment * segments).collect()
         };
         let (train_pairs, mut valid_pairs) = (fits(&self.train), fits(&self.valid));
-        // Fewer than all are judged by are of the whole file, not of its beginning.
+        // Where fewer are judged than there are, they come from all over the file.
         shuffle(&mut valid_pairs, Random::new(0));
         if train_pairs.is_empty() || valid_pairs.is_empty() {
             let shortest = self.train.iter().map(|c| c.tokens.len()).min().unwrap_or_default();

@@ -43,8 +43,9 @@ impl MemoryRecipe {
         }
     }
 
-    /// The memory of a run that begins from a model with this one: it may be written in another way, and is the same in all else. Another memory
-    /// is refused by the first key in which they differ; `model` says whose it is.
+    /// The memory of a run that begins from a model with this one: it is written in another way if the recipe says so, and is the same in all else.
+    /// Another memory is refused by the first key in which they differ; `model` says whose it is. A whole one without `write` says nothing of it, as
+    /// recipes were before there was a choice: it is refused where the model's is written in the projected way.
     pub fn over(&self, own: &MemoryConfig, model: &str) -> Result<MemoryConfig> {
         let mut keys = own.keys();
         match self {
@@ -67,7 +68,8 @@ impl MemoryRecipe {
 
 fn expect_same_but_for_write(recipe: &Map<String, Value>, own: &Map<String, Value>, model: &str) -> Result<()> {
     // Other kinds have other keys, which would say less.
-    let names = ["kind"].into_iter().chain(recipe.keys().chain(own.keys()).map(String::as_str)).filter(|name| *name != "write");
+    let names = ["kind"].into_iter().chain(recipe.keys().chain(own.keys()).map(String::as_str));
+    let names = names.filter(|name| *name != "write" || !recipe.contains_key("write"));
     let shown = |keys: &Map<String, Value>, name: &str| keys.get(name).map_or("nothing".into(), Value::to_string);
     match names.into_iter().find(|name| recipe.get(*name) != own.get(*name)) {
         Some(name) => {

@@ -298,8 +298,16 @@ fn how_the_memory_of_another_model_is_written_may_be_all_that_is_said_of_it() {
     let paper = MemoryConfig::new(Associative::new(4, 32));
     let mut want = paper.keys();
     want.insert("write".into(), json!("projected"));
-    assert_eq!(over(paper).unwrap(), want);
+    assert_eq!(over(paper).unwrap(), want.clone());
     assert_eq!(recipe.record().unwrap()["memory.write"], "projected");
+
+    // A memory that is told whole changes the way only where it names one.
+    let whole = MemoryRecipe::Whole(MemoryConfig::new(Associative::new(4, 32)));
+    let projected = MemoryConfig::from_keys(want).unwrap();
+    let error = whole.over(&projected, "folder").unwrap_err().to_string();
+    assert!(error.contains("memory.write: expected \"projected\", as the model in folder has"), "{error}");
+    let other = MemoryRecipe::Whole(projected.clone()).over(&MemoryConfig::new(Associative::new(4, 32)), "folder");
+    assert_eq!(other.unwrap(), projected);
 
     let error = over(MemoryConfig::new(Rmt { tokens: 2, wrap_pos: false })).unwrap_err().to_string();
     assert!(error.contains("memory.write") && error.contains("the model in folder is of kind rmt"), "{error}");
