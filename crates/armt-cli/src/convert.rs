@@ -1,15 +1,17 @@
-//! `armt convert`: a Hugging Face folder or a GGUF file with a fresh memory.
+//! `armt convert`: a Hugging Face folder or a GGUF file with a fresh memory; or a model with a memory, whose memory is written in another way.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use armt::config::Config;
-use armt::engine::Device;
-use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, RmtR, Window};
+use armt::engine::{DType, Device};
+use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, RmtR, Window, Write};
 use armt::model::Conversion;
+use armt::weights::Tensors;
 use armt::weights::gguf::Gguf;
 use armt::{Model, checkpoint, recurrence};
+use armt_lab::train::recipe::MemoryRecipe;
 use armt_shipped::find_model;
 use clap::{Args, ValueEnum};
 
@@ -23,9 +25,14 @@ Examples:
   armt convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2-armt --d-mem 64
   armt convert data/gpt2 gpt2-random --kind associative --random
   armt convert mamba-130m-hf mamba-130m
+  armt convert runs/rewrite rewrite-projected --write projected
 
 The weights of the backbone are taken as they are; those of the memory are new and have to be trained before it remembers:
-`armt train RECIPE --set model.from=OUT`. Mamba and RWKV-5 keep a state of their own and get no memory beside it.";
+`armt train RECIPE --set model.from=OUT`. A model that has a memory already keeps all its weights and gets another --write. Mamba and RWKV-5 keep a state of their own and get no memory beside it.";
+
+/// Memory tokens, and tokens of a segment, if nothing is said.
+const TOKENS: usize = 16;
+const SEGMENT: usize = 512;
 
 /// Files that go along where they are there.
 pub const COMPANIONS: [&str; 5] =
@@ -36,28 +43,29 @@ pub const COMPANIONS: [&str; 5] =
 pub struct ConvertArgs {
     /// Hugging Face folder of GPT-2, GPT-NeoX (Pythia), Llama, Mistral, Qwen2 or Qwen3: config.json, model.safetensors, tokenizer.json. Or a
     /// GGUF file of Llama, Qwen2 or Qwen3 in F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K. Or a folder of Mamba or RWKV-5.2, under Hugging Face's
-    /// names or, of RWKV-5, the authors'. Or a plain model that comes with the program (books).
+    /// names or, of RWKV-5, the authors'. Or a plain model that comes with the program (books). Or, with --write alone, a model with a memory, or its
+    /// run.
     source: PathBuf,
     /// Folder to write.
     out: PathBuf,
     /// What is kept between segments (default: associative; none for Mamba and RWKV-5).
     #[arg(long, value_enum, alias = "memory")]
     kind: Option<MemoryKind>,
-    /// Memory tokens of a segment.
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    tokens: usize,
+    /// Memory tokens of a segment (default: 16).
+    #[arg(long, value_name = "N")]
+    tokens: Option<usize>,
     /// Width of keys and queries (associative; default: 64).
     #[arg(long, value_name = "N")]
     d_mem: Option<usize>,
-    /// Ordinary tokens of a segment.
-    #[arg(long, value_name = "N", default_value_t = 512)]
-    segment: usize,
+    /// Ordinary tokens of a segment (default: 512).
+    #[arg(long, value_name = "N")]
+    segment: Option<usize>,
     /// Leave out the correction of the normalisation (associative).
     #[arg(long)]
     no_correction: bool,
-    /// How the memory is written: the paper's way, or projected, which does not wear out (associative).
-    #[arg(long, value_enum, default_value_t = WriteKind::Paper)]
-    write: WriteKind,
+    /// How the memory is written: the paper's way, or projected, which does not wear out (associative; default: paper).
+    #[arg(long, value_enum)]
+    write: Option<WriteKind>,
     /// Give memory tokens position rows of their own [GPT-2].
     #[arg(long)]
     wrap_pos: bool,
@@ -94,20 +102,24 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
     // A name that is no file here may be that of a model that comes with the program.
     let source = if args.source.exists() { args.source.clone() } else { find_model(&args.source)? };
     let args = &ConvertArgs { source, ..args.clone() };
+    if let Some(folder) = with_memory(&args.source)? {
+        return args.write_in_another_way(&folder);
+    }
     args.expect_source()?;
     let memory = args.memory()?;
     expect_room(&args.out, &args.source, args.force)?;
     let tokenizer = checkpoint::tokenizer(&args.source)?;
     let fits = |vocab: usize| tokenizer.as_ref().map_or(Ok(()), |tokenizer| tokenizer.expect_fits(vocab, &args.source));
+    let segment = args.segment.unwrap_or(SEGMENT);
     let (config, (parameters, fresh), state) = if args.random {
-        let model = Model::convert_random(&args.source, memory, args.segment, args.seed, &Device::cpu())?;
+        let model = Model::convert_random(&args.source, memory, segment, args.seed, &Device::cpu())?;
         fits(model.sizes().vocab)?;
         model.save(&args.out, args.dtype.dtype())?;
         let layout = model.recurrence().layout();
         let state = [layout.bytes(model.dtype()), layout.growth(model.dtype())];
         (model.config().clone(), (model.parameters(), model.memory_parameters()), state)
     } else {
-        let conversion = Conversion::open(&args.source, memory, args.segment, args.seed)?;
+        let conversion = Conversion::open(&args.source, memory, segment, args.seed)?;
         fits(conversion.sizes().vocab)?;
         conversion.write(&args.out, args.dtype.dtype())?;
         (conversion.config().clone(), conversion.parameters(), [conversion.state_bytes(), conversion.state_growth()])
@@ -139,7 +151,48 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The folder of a model that has a memory already: the source itself, or the best of a run. None for a plain model.
+fn with_memory(source: &Path) -> Result<Option<PathBuf>> {
+    let best = source.join("best");
+    let Some(folder) = [source, &best].into_iter().find(|folder| folder.join("config.json").is_file()) else { return Ok(None) };
+    let keys = armt::files::read_json::<serde_json::Value>(&folder.join("config.json"), "a model's configuration")?;
+    Ok(keys.get("model_type").is_some_and(|kind| kind == "armt").then(|| folder.into()))
+}
+
 impl ConvertArgs {
+    /// The same weights with a memory that is written in another way. What would need other weights is refused.
+    fn write_in_another_way(&self, folder: &Path) -> Result<ExitCode> {
+        let others = [
+            self.kind.is_some(),
+            self.tokens.is_some(),
+            self.d_mem.is_some(),
+            self.segment.is_some(),
+            self.no_correction,
+            self.wrap_pos,
+            self.window,
+            self.memory_layers.is_some(),
+            self.random,
+        ];
+        let Some(write) = self.write.filter(|_| !others.contains(&true)) else {
+            bail!(
+                "{}: it has a memory already, of which only --write can be changed; `armt export` writes its backbone, which can be converted",
+                folder.display()
+            );
+        };
+        expect_room(&self.out, folder, self.force)?;
+        let mut config = Config::load(folder)?;
+        config.memory = MemoryRecipe::Written { write: write.into() }.over(&config.memory, &folder.display().to_string())?;
+        let model = Model::blank(config, DType::F32, &Device::cpu())?;
+        model.set_weights(&Tensors::open(folder)?)?;
+        model.save(&self.out, self.dtype.dtype())?;
+        for name in COMPANIONS.iter().chain(&["tokenizer.json"]).filter(|name| folder.join(name).is_file()) {
+            copy(name, folder, &self.out)?;
+        }
+        let way = write.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default();
+        crate::say(format_args!("{}: the weights of {}, --write {way}", self.out.display(), folder.display()))?;
+        Ok(ExitCode::SUCCESS)
+    }
+
     /// The memory that is asked for. What only another kind of memory has is refused.
     fn memory(&self) -> Result<MemoryConfig> {
         let chosen = self.kind.map_or_else(|| self.usual_kind(), Ok)?;
@@ -151,12 +204,12 @@ impl ConvertArgs {
             refuse("--d-mem", self.d_mem.is_some())?;
             refuse("--no-correction", self.no_correction)?;
             refuse("--memory-layers", self.memory_layers.is_some())?;
-            refuse("--write", self.write != WriteKind::Paper)?;
+            refuse("--write", self.write.is_some())?;
         }
         if chosen != MemoryKind::None {
             refuse("--window", self.window)?;
         }
-        let (tokens, wrap_pos) = (self.tokens, self.wrap_pos);
+        let (tokens, wrap_pos) = (self.tokens.unwrap_or(TOKENS), self.wrap_pos);
         Ok(match chosen {
             MemoryKind::Associative => MemoryConfig::new(Associative {
                 tokens,
@@ -164,7 +217,7 @@ impl ConvertArgs {
                 nu: 3,
                 correction: !self.no_correction,
                 wrap_pos,
-                write: self.write.into(),
+                write: self.write.map_or(Write::Paper, Write::from),
                 memory_layers: self.memory_layers.clone(),
             }),
             MemoryKind::Rmt => MemoryConfig::new(Rmt { tokens, wrap_pos }),
@@ -197,13 +250,6 @@ impl ConvertArgs {
             };
         }
         expect_backbone(source)?;
-        let keys = armt::files::read_json::<serde_json::Value>(&source.join("config.json"), "a model's configuration")?;
-        if keys.get("model_type").is_some_and(|kind| kind == "armt") {
-            bail!(
-                "{}: expected a plain model, got what `armt convert` has written; `armt export` writes its backbone, which can be converted",
-                source.display()
-            );
-        }
         let weights = ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| source.join(name).is_file());
         let pickled = ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter().find(|name| source.join(name).is_file());
         match pickled.filter(|_| !weights && !self.random) {

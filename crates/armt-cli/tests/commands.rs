@@ -563,3 +563,33 @@ fn an_interrupted_reading_of_many_texts_goes_on() {
     place.good("read model texts/11 --memory 11.mem --device cpu");
     assert!(read(&place.path("out/11.mem")) == read(&place.path("11.mem")));
 }
+
+#[test]
+fn a_model_that_has_a_memory_keeps_its_weights_and_writes_it_in_another_way() {
+    let place = place();
+    place.good("convert gpt2 model --kind associative --tokens 2 --d-mem 4 --segment 5");
+    place.good("convert gpt2 rmt --kind rmt --tokens 2 --segment 5");
+    assert_eq!(place.good("convert model other --write projected"), "other: the weights of model, --write projected\n");
+    let config =
+        |folder: &str| serde_json::from_slice::<serde_json::Value>(&read(&place.path(&format!("{folder}/config.json")))).unwrap();
+    let (mut was, now) = (config("model"), config("other"));
+    was["memory"]["write"] = "projected".into();
+    assert_eq!(was, now);
+    let weights = |folder: &str| -> Vec<Vec<f32>> {
+        let model = armt::Model::load(&place.path(folder), armt::engine::DType::F32, &armt::engine::Device::cpu()).unwrap();
+        model.params().iter().map(|p| p.value().to_vec::<f32>().unwrap()).collect()
+    };
+    assert!(weights("model") == weights("other"));
+    place.good("eval other --task remember --pairs 1 --samples 2 --device cpu");
+    place.good("convert other back --write paper");
+    assert!(read(&place.path("model/config.json")) == read(&place.path("back/config.json")));
+    for (line, message) in [
+        ("convert model third", "only --write can be changed"),
+        ("convert model third --write projected --tokens 4", "only --write can be changed"),
+        ("convert rmt third --write projected", "the memory of the model in rmt is of kind rmt"),
+        ("convert model model --write projected", "write to another"),
+    ] {
+        let error = place.bad(line);
+        assert!(error.contains(message), "{line}: {error}");
+    }
+}
