@@ -37,7 +37,7 @@ const HOUSES: [(&str, &[&str]); 3] = [
             "session",
         ],
     ),
-    ("armt-lab", &["error", "tasks", "eval", "train", "bench"]),
+    ("armt-lab", &["error", "carried", "tasks", "eval", "train", "bench"]),
     ("armt-serve", &["refusal", "keys", "limits", "metrics", "memory", "keep", "reading", "asking", "template", "app", "routes"]),
 ];
 
