@@ -153,10 +153,9 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
 
 /// The folder of a model that has a memory already: the source itself, or the best of a run. None for a plain model.
 fn with_memory(source: &Path) -> Result<Option<PathBuf>> {
-    let best = source.join("best");
-    let Some(folder) = [source, &best].into_iter().find(|folder| folder.join("config.json").is_file()) else { return Ok(None) };
+    let Some(folder) = find_model(source).ok().filter(|found| found.is_dir()) else { return Ok(None) };
     let keys = armt::files::read_json::<serde_json::Value>(&folder.join("config.json"), "a model's configuration")?;
-    Ok(keys.get("model_type").is_some_and(|kind| kind == "armt").then(|| folder.into()))
+    Ok(keys.get("model_type").is_some_and(|kind| kind == "armt").then_some(folder))
 }
 
 impl ConvertArgs {

@@ -69,9 +69,9 @@ impl MemoryRecipe {
 fn expect_same_but_for_write(recipe: &Map<String, Value>, own: &Map<String, Value>, model: &str) -> Result<()> {
     // Other kinds have other keys, which would say less.
     let names = ["kind"].into_iter().chain(recipe.keys().chain(own.keys()).map(String::as_str));
-    let names = names.filter(|name| *name != "write" || !recipe.contains_key("write"));
+    let mut names = names.filter(|name| *name != "write" || !recipe.contains_key("write"));
     let shown = |keys: &Map<String, Value>, name: &str| keys.get(name).map_or("nothing".into(), Value::to_string);
-    match names.into_iter().find(|name| recipe.get(*name) != own.get(*name)) {
+    match names.find(|name| recipe.get(*name) != own.get(*name)) {
         Some(name) => {
             let expected = format!("{}, as the model in {model} has, or no section [memory]", shown(own, name));
             Err(Error::config(&format!("memory.{name}"), &expected, shown(recipe, name)))
