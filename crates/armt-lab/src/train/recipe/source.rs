@@ -202,7 +202,7 @@ impl Source {
                     }
                 });
             }
-            let mut message = e.message().to_string();
+            let mut message = in_words(e.message());
             if message.starts_with("unknown field") && path.starts_with("stage.") {
                 message += &format!("; every stage also has {}", super::Stage::KEYS.join(", "));
             }
@@ -225,6 +225,21 @@ impl Source {
             }
         }
     }
+}
+
+/// What serde says of a value of the wrong kind, without the names of Rust's types.
+fn in_words(message: &str) -> String {
+    let kind = ["invalid type: ", "invalid value: "].into_iter().find_map(|start| message.strip_prefix(start));
+    let Some((got, expected)) = kind.and_then(|rest| rest.rsplit_once(", expected ")) else { return message.into() };
+    let expected = match expected {
+        "usize" | "u32" | "u64" => "a whole number that is not negative",
+        "f32" | "f64" => "a number",
+        "a boolean" => "true or false",
+        "a string" => "a text in quotes",
+        "a sequence" => "a list",
+        other => other,
+    };
+    format!("expected {expected}, got {got}")
 }
 
 fn mistake(part: &str, place: Option<&Place>, reason: Error) -> Error {

@@ -99,6 +99,18 @@ fn mistakes_are_named_with_their_line_and_key() {
 }
 
 #[test]
+fn a_value_of_the_wrong_kind_is_told_without_the_names_of_rusts_types() {
+    let set = |from: &str, to: &str| RECIPE.replacen(from, to, 1);
+    refused(
+        &set("batch = 8", "batch = \"many\""),
+        &["stage.1.batch", "expected a whole number that is not negative, got string \"many\""],
+    );
+    refused(&set("batch = 8", "batch = -4"), &["stage.1.batch", "expected a whole number that is not negative, got integer `-4`"]);
+    refused(&set("batch = 8", "batch = 8\nlr = \"fast\""), &["stage.1.lr", "expected a number, got string \"fast\""]);
+    refused(&set("batch = 8", "batch = 8\nvary = 1"), &["stage.1.vary", "expected true or false, got integer `1`"]);
+}
+
+#[test]
 fn stages_have_the_keys_of_their_task_and_no_others() {
     let babilong = RECIPE
         .replace("\"remember\"", "\"babilong\"")
