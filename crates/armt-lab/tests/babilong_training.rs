@@ -36,6 +36,7 @@ fn training() -> BabilongTraining {
         alone: 0.0,
         clusters: 0.0,
         distract: 0,
+        again: 0.0,
         batch: 5,
         vary: false,
     }
@@ -140,6 +141,35 @@ fn all_but_the_facts_of_a_story_is_marked_as_background() {
         Knowledge::of(&facts).unwrap();
     }
     assert!(passed > 40 * 100, "{passed} tokens of background");
+}
+
+/// Of 30 facts some gift mostly has an older one between the same people, or of the same thing.
+#[test]
+fn what_is_answered_again_is_asked_first_where_a_stage_says_so() {
+    let several = |again: f64| {
+        let tasks = vec![Task::new(5).unwrap()];
+        let training = BabilongTraining { tasks, facts: 30, segments: 12, questions: 1, batch: 60, again, ..training() };
+        let batch = training.batch(&mut Random::new(3)).unwrap();
+        let ask = training.babilong[0].ask_token();
+        let decode = |tokens: &[i32]| training.babilong[0].tokenizer().decode(tokens).unwrap();
+        let texts = batch.batch.ids.chunks(batch.batch.tokens()).zip(batch.targets.next.chunks(batch.batch.tokens()));
+        let several = texts.filter(|(ids, next)| {
+            let end = ids.iter().position(|id| *id == ask).unwrap();
+            let context = next[..end].iter().rposition(|next| *next == Targets::BACKGROUND).unwrap() + 1;
+            let told: Vec<i32> = (0..context).filter(|i| next[*i] == -1).map(|i| ids[i]).collect();
+            let facts: Vec<String> = decode(&told).split_inclusive('.').map(|fact| fact.trim().to_string()).collect();
+            // What follows the background: facts that nothing separates from the question, and the question.
+            let asked = decode(&ids[context..end]);
+            let question = asked.rsplit('.').next().unwrap().trim().to_string();
+            let mut facts: Vec<String> = facts.into_iter().filter(|fact| fact.ends_with('.')).collect();
+            let last: Vec<&str> = asked.split_inclusive('.').map(str::trim).filter(|fact| fact.ends_with('.')).collect();
+            facts.extend(last.into_iter().map(String::from));
+            Knowledge::of(&facts).unwrap().answers(&question).unwrap().len() > 1
+        });
+        several.count()
+    };
+    let (seldom, often) = (several(0.0), several(1.0));
+    assert!(seldom < 40 && often > seldom + 10, "{seldom} and {often} of 60");
 }
 
 #[test]

@@ -116,6 +116,18 @@ impl Sample {
     pub fn questions_at_end(&self, task: Task) -> Result<Vec<Question>> {
         Knowledge::of(&self.facts)?.questions(task)
     }
+
+    /// The questions that earlier facts answer otherwise than the latest, and then the others, both in the order that they had.
+    pub fn answered_again_first(&self, questions: Vec<Question>) -> Result<Vec<Question>> {
+        let known = Knowledge::of(&self.facts)?;
+        let (mut again, mut once) = (Vec::new(), Vec::new());
+        for question in questions {
+            let answers = known.answers(&question.text)?.len();
+            if answers > 1 { again.push(question) } else { once.push(question) }
+        }
+        again.append(&mut once);
+        Ok(again)
+    }
 }
 
 #[cfg(test)]

@@ -90,6 +90,9 @@ struct StageKeys {
     /// have none; 0 if not given.
     #[serde(default)]
     distract: usize,
+    /// Share of the texts that are asked first what their story answers more than once, of which the latest counts; none if not given.
+    #[serde(default, skip_serializing_if = "is_none")]
+    again: f64,
     /// Questions at the end of a text, a random number up to this: 1 in the paper, and in validation always.
     #[serde(default = "one")]
     questions: usize,
@@ -97,6 +100,11 @@ struct StageKeys {
 
 fn one() -> usize {
     1
+}
+
+/// Runs of earlier versions did not write it down.
+fn is_none(share: &f64) -> bool {
+    *share == 0.0
 }
 
 impl BabilongLessons {
@@ -152,10 +160,10 @@ impl Lessons for BabilongLessons {
     }
 
     fn check_stage(&self, stage: usize, _sizes: Sizes) -> Result<()> {
-        let StageKeys { segment, segments, facts, questions, alone, clusters, .. } = self.stage(stage)?;
+        let StageKeys { segment, segments, facts, questions, alone, clusters, again, .. } = self.stage(stage)?;
         let facts = facts.unwrap_or(FACTS);
         expect_positive(&[("segment", segment), ("segments", segments), ("facts", facts), ("questions", questions)])?;
-        let shares = [("alone", alone), ("clusters", clusters)];
+        let shares = [("alone", alone), ("clusters", clusters), ("again", again)];
         match shares.into_iter().find(|(_, share)| !(0.0..=1.0).contains(share)) {
             Some((key, share)) => Err(Error::config(key, "a share from 0 to 1", share)),
             None => Ok(()),
@@ -226,6 +234,7 @@ impl TaskData for Stories {
             alone: keys.alone,
             clusters: keys.clusters,
             distract: keys.distract,
+            again: keys.again,
             batch: sizes.batch,
             vary: sizes.vary,
         };

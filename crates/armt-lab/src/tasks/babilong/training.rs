@@ -8,7 +8,8 @@
 //!
 //! Half of the stories are told and asked about by the rules of the published ones, as far as these are no longer than the stage's; the others
 //! have any number of facts, and anything that they answer is asked. Of several tasks each text is of one: its first question is that
-//! task's, the others any of the tasks' that its facts answer.
+//! task's, the others any of the tasks' that its facts answer. A share of the texts is asked first what earlier facts answer otherwise than
+//! the latest ("What did Fred give to Mary?", where he gave her several things).
 //!
 //! What the benchmark has seldom and a reader meets often comes in shares that a stage names: texts of facts alone, without background; facts
 //! side by side, at the very start or at the very end; sentences among them that only seem to be facts.
@@ -65,6 +66,8 @@ pub struct BabilongTraining {
     pub clusters: f64,
     /// Sentences that only seem to be facts, at most; half of the texts have none.
     pub distract: usize,
+    /// Share of the texts that are asked first what their story answers more than once, of which the latest counts.
+    pub again: f64,
     /// Texts of a batch.
     pub batch: usize,
     /// Whether each batch has a random number of segments, up to `segments`.
@@ -123,9 +126,8 @@ impl BabilongTraining {
         expect_room("segments by texts", &[self.batch, self.segments, self.segment, 2 * size_of::<i32>()])?;
         expect_room("facts", &[self.facts, SENTENCE, size_of::<i32>()])?;
         expect_room("questions", &[self.questions, SENTENCE, size_of::<i32>()])?;
-        if let Some((name, share)) =
-            [("alone", self.alone), ("clusters", self.clusters)].into_iter().find(|(_, s)| !(0.0..=1.0).contains(s))
-        {
+        let shares = [("alone", self.alone), ("clusters", self.clusters), ("again", self.again)];
+        if let Some((name, share)) = shares.into_iter().find(|(_, s)| !(0.0..=1.0).contains(s)) {
             return Err(Error::config(name, "a share from 0 to 1", share));
         }
         let least = self.least_facts() + 1;
@@ -209,7 +211,11 @@ impl BabilongTraining {
         }
         super::shuffle(&mut others, Random::new(random.bits()));
         others.retain(|q| q.text != first.text);
-        Ok(Asked { facts: sample.facts, questions: std::iter::once(first).chain(others).collect() })
+        let mut questions: Vec<Question> = std::iter::once(first).chain(others).collect();
+        if self.again > 0.0 && random.uniform() < self.again {
+            questions = sample.answered_again_first(questions)?;
+        }
+        Ok(Asked { facts: sample.facts, questions })
     }
 
     fn is_direct(&self, task: Task) -> bool {
