@@ -249,13 +249,16 @@ impl<const P: usize> Dots<'_, P> {
             fetch(rows[i * self.width..].as_ptr(), ahead, R * self.width);
         }
         let n = self.sizes[1];
+        // Of 16 registers, as AVX2 has, four by four sums would leave none for the operands.
+        let most = if R == 4 && S::REGISTER_COUNT < 32 { 3 } else { 4 };
         let mut j = 0;
         while j < n {
             // SAFETY: others j and on, as many as are left.
             unsafe {
-                j += match n - j {
-                    4.. => self.tile::<S, R, 4>(simd, i, j),
-                    2.. => self.tile::<S, R, 2>(simd, i, j),
+                j += match most.min(n - j) {
+                    4 => self.tile::<S, R, 4>(simd, i, j),
+                    3 => self.tile::<S, R, 3>(simd, i, j),
+                    2 => self.tile::<S, R, 2>(simd, i, j),
                     _ => self.tile::<S, R, 1>(simd, i, j),
                 };
             }
