@@ -8,14 +8,15 @@
 //! That changes no result, since work on a stream is nothing but waiting in order: buffers that were given back and handed out again
 //! meanwhile are used as they would be on the stream. Memory that leaves the pool is the one thing that must not overtake.
 //!
-//! With `ARMT_COMPILE_AHEAD=off` every launch waits for its own kernel: what this is compared with.
+//! Three workloads have run so on a GPU, but not the golden cases: it is done where it is asked for, and without `ARMT_COMPILE_AHEAD` every launch
+//! waits for its own kernel.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
 
-/// `off`: no launch waits for kernels that are being compiled.
+/// Set: launches may wait for kernels that are being compiled.
 pub(super) const AHEAD_VARIABLE: &str = "ARMT_COMPILE_AHEAD";
 
 /// Pieces of work that wait at most: those of some steps. More would be memory for nothing.

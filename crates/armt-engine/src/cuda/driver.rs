@@ -189,7 +189,7 @@ impl Context {
                 context,
                 stream,
                 turns: Turns::default(),
-                backlog: Backlog::new(std::env::var_os(AHEAD_VARIABLE).is_some_and(|said| said == "off")),
+                backlog: Backlog::new(std::env::var_os(AHEAD_VARIABLE).is_none()),
                 capturing: AtomicBool::new(false),
                 name: CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned(),
                 capability,
