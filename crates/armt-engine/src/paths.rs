@@ -19,6 +19,7 @@
 //! logits                rows that exist at a time                          logits_rows
 //! products              when cuBLASLt's suggestions are tried              tries_suggestions (cuda/tune.rs)
 //! recurrences           how many tokens a chunk has                        token_chunk
+//!                       Mamba's convolution, scan and gate in one kernel   conv_silu, gated_scan
 //!                       what a task of the CPU's selective scan takes      scan_tasks
 //! threads of the CPU    when another one pays                              rows_per_piece, attention_tasks, product_pieces
 //! last layer            only its memory tokens, or all                     narrow_pays
@@ -348,6 +349,25 @@ pub(crate) fn token_chunk(card: Card, threads: usize, tokens: usize) -> usize {
     tokens.div_ceil(wanted).max(SHORTEST_CHUNK).next_multiple_of(32)
 }
 
+/// Numbers of state a channel that `gated_scan.cu` is made for: those of all published Mambas.
+const GATED_STATE: usize = 16;
+/// Most weights a channel of `conv_silu`, whose inputs and their slopes a thread has in registers.
+const FUSED_WEIGHTS: usize = 4;
+
+/// Whether Mamba's scan and its gate are one kernel in which four threads walk over all tokens of a channel. `widths` are the columns of u, of what B
+/// and C lie in, and of what z lies in; `fours`: four elements of each can be read at a time. Tokens are not cut into chunks there, which would
+/// have each exponential computed twice, and one multiprocessor computes but 16 of them in a cycle: the layers of a diagonal, or the texts of a
+/// batch, are blocks enough.
+pub(crate) fn gated_scan(n: usize, widths: [usize; 3], sequences: usize, fours: bool) -> bool {
+    n == GATED_STATE && widths.iter().all(|columns| columns.is_multiple_of(4)) && sequences <= 65_535 && fours
+}
+
+/// Whether Mamba's convolution, its silu and what takes x' and z apart are one kernel: where nothing is hidden, so that a channel's inputs are
+/// neighbours.
+pub(crate) fn conv_silu(width: usize, weights: usize, hides: bool, fours: bool) -> bool {
+    width.is_multiple_of(4) && weights <= FUSED_WEIGHTS && !hides && fours
+}
+
 /// Strips of channels of a task of the selective scan on the CPU: B's and C's gradients are summed over them in vectors, and their states and rates
 /// stay in the second-level cache.
 const SCAN_STRIPS: usize = 4;
@@ -426,6 +446,15 @@ mod tests {
         assert_eq!(token_chunk(H200, 24 * 1536 * 2, 512), 256);
         assert_eq!(token_chunk(H200, 1 << 20, 512), 512);
         assert_eq!(token_chunk(H200, 1536, 100), 64);
+    }
+
+    #[test]
+    fn mambas_scan_is_one_kernel_where_states_are_of_sixteen() {
+        assert!(gated_scan(16, [1536, 80, 3072], 24, true));
+        assert!(!gated_scan(32, [256, 72, 512], 64, true) && !gated_scan(16, [1536, 81, 3072], 24, true));
+        assert!(!gated_scan(16, [1536, 80, 3072], 24, false) && !gated_scan(16, [1536, 80, 3072], 70_000, true));
+        assert!(conv_silu(1536, 4, false, true) && !conv_silu(1536, 4, true, true) && !conv_silu(1536, 5, false, true));
+        assert!(!conv_silu(1534, 4, false, true) && !conv_silu(1536, 4, false, false));
     }
 
     #[test]

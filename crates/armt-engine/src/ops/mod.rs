@@ -39,7 +39,9 @@ pub use memory::{
     AssocWrite, WriteRule, assoc_read, assoc_read_rows, assoc_write, assoc_write_in_place, assoc_write_read, assoc_write_rows, dpfp,
 };
 pub use norm::{layer_norm, rms_norm};
-pub use recurrence::{CausalConv, SelectiveScan, Wkv5, causal_conv, selective_scan, wkv5};
+pub use recurrence::{
+    CausalConv, ConvSilu, Gate, GatedScan, SelectiveScan, Wkv5, causal_conv, conv_silu, gated_scan, selective_scan, wkv5,
+};
 pub use reduce::{mean, sum, sum_axis};
 pub use rotary::rotary;
 pub use slice::narrow;

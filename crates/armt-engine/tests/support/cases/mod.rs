@@ -48,6 +48,7 @@ macro_rules! each_group {
             memory_write_projected_then_read: crate::support::cases::memory::write_read::projected;
             norm: crate::support::cases::norm::cases;
             recurrence_causal_conv: crate::support::cases::recurrence::causal_conv::cases;
+            recurrence_gated_scan: crate::support::cases::recurrence::gated::cases;
             recurrence_selective_scan: crate::support::cases::recurrence::selective_scan::cases;
             recurrence_wkv5: crate::support::cases::recurrence::wkv5::cases;
             reduce: crate::support::cases::reduce::cases;
