@@ -20,6 +20,7 @@
 //! products              when cuBLASLt's suggestions are tried              tries_suggestions (cuda/tune.rs)
 //! recurrences           how many tokens a chunk has                        token_chunk
 //!                       Mamba's convolution, scan and gate in one kernel   conv_silu, gated_scan
+//!                       RWKV's shift and what is mixed from it in one      token_mix
 //!                       what a task of the CPU's selective scan takes      scan_tasks
 //! threads of the CPU    when another one pays                              rows_per_piece, attention_tasks, product_pieces
 //! last layer            only its memory tokens, or all                     narrow_pays
@@ -366,6 +367,12 @@ pub(crate) fn gated_scan(n: usize, widths: [usize; 3], sequences: usize, fours: 
 /// neighbours.
 pub(crate) fn conv_silu(width: usize, weights: usize, hides: bool, fours: bool) -> bool {
     width.is_multiple_of(4) && weights <= FUSED_WEIGHTS && !hides && fours
+}
+
+/// Whether RWKV's shift and what is mixed from it are one kernel: up to four mixes, sixteen bytes at a time, where nothing is hidden, so that the
+/// token before is the neighbour.
+pub(crate) fn token_mix(width: usize, mixes: usize, hides: bool, aligned: bool) -> bool {
+    width.is_multiple_of(8) && (1..=4).contains(&mixes) && !hides && aligned
 }
 
 /// Strips of channels of a task of the selective scan on the CPU: B's and C's gradients are summed over them in vectors, and their states and rates

@@ -67,6 +67,7 @@ sources!(
     "selftest",
     "slice",
     "softmax",
+    "token_mix",
     "wkv5",
 );
 
@@ -109,6 +110,7 @@ pub(super) fn variants() -> Vec<Variant> {
         [(2, 8), (4, 8), (16, 6), (1, 7)]
             .map(|(lanes, part)| ("selective_scan", FLOATS, vec![("C_LANES", lanes), ("C_PART", part)])),
     );
+    all.extend([2, 4].map(|mixes| ("token_mix", FLOATS, vec![("C_M", mixes)])));
     all.extend([64, 8].map(|n| ("wkv5", FLOATS, vec![("C_N", n)])));
     all.extend([1, 2, 4].map(|own| ("read_lanes", FLOATS, vec![("C_OWN", own)])));
     for (projected, columns, group) in [0, 1].into_iter().flat_map(|p| [(p, 32, 8), (p, 16, 8), (p, 32, 16), (p, 16, 16)]) {

@@ -40,7 +40,8 @@ pub use memory::{
 };
 pub use norm::{layer_norm, rms_norm};
 pub use recurrence::{
-    CausalConv, ConvSilu, Gate, GatedScan, SelectiveScan, Wkv5, causal_conv, conv_silu, gated_scan, selective_scan, wkv5,
+    CausalConv, ConvSilu, Gate, GatedScan, SelectiveScan, TokenMix, Wkv5, causal_conv, conv_silu, gated_scan, selective_scan,
+    token_mix, wkv5,
 };
 pub use reduce::{mean, sum, sum_axis};
 pub use rotary::rotary;

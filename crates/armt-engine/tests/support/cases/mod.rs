@@ -50,6 +50,7 @@ macro_rules! each_group {
             recurrence_causal_conv: crate::support::cases::recurrence::causal_conv::cases;
             recurrence_gated_scan: crate::support::cases::recurrence::gated::cases;
             recurrence_selective_scan: crate::support::cases::recurrence::selective_scan::cases;
+            recurrence_token_mix: crate::support::cases::recurrence::token_mix::cases;
             recurrence_wkv5: crate::support::cases::recurrence::wkv5::cases;
             reduce: crate::support::cases::reduce::cases;
             rotary: crate::support::cases::rotary::cases;
