@@ -15,7 +15,7 @@ const OP: &str = "linear_cross_entropy";
 
 /// The mean cross entropy of the logits h W^T, as f32 `[1]`: h `[.., d]`, weight `[V, d]` (an embedding table, or a head stored as
 /// one), i32 targets `[..]` as in [`cross_entropy`](super::cross_entropy()). `chunk_rows` rows of logits exist at a time; 0 takes
-/// what fits into 64 MiB.
+/// what fits into 64 MiB on the CPU, and into 512 on a GPU.
 pub fn linear_cross_entropy(h: &Tensor, weight: &Tensor, targets: &Tensor, chunk_rows: usize) -> Result<Tensor> {
     h.expect_float(OP, "h")?;
     weight.expect_dtype(OP, "the weight", h.dtype())?;
@@ -38,7 +38,7 @@ pub fn linear_cross_entropy(h: &Tensor, weight: &Tensor, targets: &Tensor, chunk
         h: h.view([rows, d]),
         weight: weight.detach(),
         targets: targets.view([rows]),
-        chunk: paths::logits_rows(chunk_rows, rows, classes * h.dtype().size()),
+        chunk: paths::logits_rows(chunk_rows, rows, classes * h.dtype().size(), h.device().is_cuda()),
     };
     chunked.each(|c| row_losses(&c.logits, &c.targets, Some(&c.of(&lse)), &c.of(&losses)))?;
     let (loss, share) = mean_loss(&losses, targets)?;
