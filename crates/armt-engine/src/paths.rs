@@ -35,6 +35,8 @@ use crate::ops::{Activation, Sizes};
 pub(crate) struct Card {
     /// Multiprocessors.
     pub(crate) multiprocessors: usize,
+    /// Bytes of its memory.
+    pub(crate) memory: usize,
     /// Bytes of shared memory that one block can have.
     pub(crate) shared: usize,
     /// Whether products of whole warpgroups (`wgmma`) exist: on Hopper only, neither before nor after.
@@ -238,13 +240,15 @@ pub(crate) fn scatter_pieces(card: Card, [n, vocabulary, d]: [usize; 3], tiles: 
     ScatterPieces { span: vocabulary.div_ceil(wanted).max(1), length, pieces: n.div_ceil(length).max(1) }
 }
 
-/// Most bytes of logits that exist at a time where the caller does not choose, on the CPU and on a GPU. Every chunk adds to the whole gradient of
-/// the table: of 50,280 rows of 768 that is 309 MB read and written a chunk, so that a GPU, with more memory than cache, takes long ones.
-const LOGITS_BYTES: [usize; 2] = [64 << 20, 512 << 20];
+/// Most bytes of logits that exist at a time on the CPU where the caller does not choose, and the part of a GPU's memory that they may take there.
+/// Logits that are one chunk are kept for the way back, which would multiply for them once more; and every chunk adds to the whole gradient of
+/// the table, of 50,280 rows of 768 309 MB read and written. So a GPU takes as large ones as do not matter to it.
+const LOGITS_BYTES: usize = 64 << 20;
+const LOGITS_PART: usize = 64;
 
 /// Rows of logits that exist at a time: as asked, or as many as fit, in whole tiles of a product where that is more than one.
-pub(crate) fn logits_rows(asked: usize, rows: usize, row_bytes: usize, cuda: bool) -> usize {
-    let fit = LOGITS_BYTES[usize::from(cuda)] / row_bytes;
+pub(crate) fn logits_rows(asked: usize, rows: usize, row_bytes: usize, card: Option<Card>) -> usize {
+    let fit = card.map_or(LOGITS_BYTES, |card| card.memory / LOGITS_PART) / row_bytes;
     let whole = if fit > 64 { fit / 64 * 64 } else { fit };
     (if asked == 0 { whole } else { asked }).clamp(1, rows.max(1))
 }
@@ -404,8 +408,8 @@ mod tests {
     use super::*;
     use crate::ops::Heads;
 
-    const H200: Card = Card { multiprocessors: 132, shared: 227 << 10, wgmma: true };
-    const A100: Card = Card { multiprocessors: 108, shared: 163 << 10, wgmma: false };
+    const H200: Card = Card { multiprocessors: 132, memory: 139 << 30, shared: 227 << 10, wgmma: true };
+    const A100: Card = Card { multiprocessors: 108, memory: 79 << 30, shared: 163 << 10, wgmma: false };
 
     fn memory(n: usize, m: usize) -> MemorySizes {
         MemorySizes { n, m, dm: 64, d: 128, nu: 3 }
@@ -488,11 +492,12 @@ mod tests {
 
     #[test]
     fn a_chunk_of_logits_is_as_large_as_its_device_allows_and_at_least_a_row() {
-        assert_eq!(logits_rows(0, 10_000, 50_257 * 2, false), 640);
-        assert_eq!(logits_rows(0, 10_000, 50_257 * 2, true), 5_312);
-        assert_eq!(logits_rows(0, 100, 50_257 * 2, false), 100);
-        assert_eq!(logits_rows(0, 100, 100 << 20, false), 1);
-        assert_eq!(logits_rows(7, 100, 4, true), 7);
-        assert_eq!(logits_rows(7, 0, 4, false), 1);
+        assert_eq!(logits_rows(0, 10_000, 50_257 * 2, None), 640);
+        assert_eq!(logits_rows(0, 16_384, 50_280 * 2, Some(H200)), 16_384);
+        assert_eq!(logits_rows(0, 16_384, 50_280 * 2, Some(A100)), 13_120);
+        assert_eq!(logits_rows(0, 100, 50_257 * 2, None), 100);
+        assert_eq!(logits_rows(0, 100, 100 << 20, None), 1);
+        assert_eq!(logits_rows(7, 100, 4, Some(H200)), 7);
+        assert_eq!(logits_rows(7, 0, 4, None), 1);
     }
 }

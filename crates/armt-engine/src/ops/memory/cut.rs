@@ -214,8 +214,8 @@ mod tests {
 
     #[test]
     fn tokens_take_turns_in_one_pass_where_a_block_has_room_for_them() {
-        let h200 = Card { multiprocessors: 132, shared: 227 << 10, wgmma: true };
-        let a100 = Card { multiprocessors: 108, shared: 163 << 10, wgmma: false };
+        let h200 = Card { multiprocessors: 132, memory: 139 << 30, shared: 227 << 10, wgmma: true };
+        let a100 = Card { multiprocessors: 108, memory: 79 << 30, shared: 163 << 10, wgmma: false };
         let s = MemorySizes { n: 12, m: 16, dm: 64, d: 768, nu: 3 };
         assert_eq!(tokens_in_a_pass(h200, s), 16);
         assert_eq!(tokens_in_a_pass(h200, MemorySizes { m: 4, ..s }), 4);
