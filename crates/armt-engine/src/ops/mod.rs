@@ -29,7 +29,7 @@ pub(crate) use binary::{accumulate, sum_of};
 pub use binary::{add, mul, scale, sub};
 pub use cast::cast;
 pub(crate) use cast::{cast_into, copy_of};
-pub use concat::{concat, prepend};
+pub use concat::{concat, prepend, replace_rows};
 pub use cross_entropy::{argmax, cross_entropy, token_losses};
 pub use embedding::embedding;
 pub use linear_cross_entropy::linear_cross_entropy;
