@@ -10,6 +10,7 @@
 //!                       features by lanes, or any width                    read_by_lanes
 //! memory, write         tokens in turn, as many in a pass as fit             TURNS
 //! memory, write + read  one walk over A, or one after the other            write_read_in_one_walk, write_rounds
+//! memory, walks         kernels for one shape of memory, or for any        walk_knows_shape
 //!                       how a walk is cut into tiles and blocks            ops/memory/cut.rs
 //! attention             wgmma, mma or plain loops                          attention, attention_back_at_once
 //! linear                one column, cuBLASLt with or without an epilogue   linear
@@ -80,6 +81,17 @@ pub(crate) const TURNS: usize = 16;
 /// and the read one after the other, which share a memory's columns among blocks.
 pub(crate) fn write_read_in_one_walk(card: Card, s: MemorySizes, queries: usize) -> bool {
     s.m <= WALK_QUERIES && queries <= WALK_QUERIES && s.n >= card.multiprocessors / 2
+}
+
+/// Columns of the widest tile, and keys of a block of a tile: a shape of which tiles and blocks are whole.
+const WIDEST_TILE: usize = 32;
+const KEYS_OF_A_BLOCK: usize = 16;
+
+/// Whether the kernels that walk over A are compiled for the very shape of a model's memory: the walk is bound by its instructions, of which half
+/// count rows and columns and ask whether they are there. w2's loop over tiles has some 1,100 of them instead of 1,900 on its way back. Other shapes
+/// share kernels that take any.
+pub(crate) fn walk_knows_shape(s: MemorySizes) -> bool {
+    s.d.is_multiple_of(WIDEST_TILE) && s.dk().is_multiple_of(KEYS_OF_A_BLOCK)
 }
 
 /// Whether a write leaves A rounded to bf16 for the read that follows: where that read will be a product of bf16 operands, which else would
@@ -423,6 +435,13 @@ mod tests {
         assert!(write_read_in_one_walk(H200, memory(66, 4), 10) && !write_read_in_one_walk(H200, memory(65, 4), 10));
         assert!(!write_read_in_one_walk(H200, memory(66, 17), 10) && !write_read_in_one_walk(H200, memory(66, 4), 17));
         assert!(write_rounds(17) && !write_rounds(16));
+    }
+
+    #[test]
+    fn walks_are_compiled_for_shapes_of_whole_tiles() {
+        let shape = |dm: usize, d: usize| MemorySizes { n: 1, m: 4, dm, d, nu: 3 };
+        assert!(walk_knows_shape(shape(32, 128)) && walk_knows_shape(shape(64, 768)) && walk_knows_shape(shape(8, 32)));
+        assert!(!walk_knows_shape(shape(32, 48)) && !walk_knows_shape(shape(17, 64)));
     }
 
     #[test]

@@ -12,9 +12,10 @@
 template <int GROUP> __device__ __forceinline__ void take_turns(const Tokens<GROUP>& t, const Held& s) {
     if (threadIdx.x >= 32) return;
     int own = threadIdx.x;
-    float column[GROUP], gamma[GROUP];
+    constexpr int TAKERS = SLOTS<GROUP>;
+    float column[TAKERS], gamma[TAKERS];
 #pragma unroll
-    for (int i = 0; i < GROUP; i++) {
+    for (int i = 0; i < TAKERS; i++) {
         column[i] = gamma[i] = 0.f;
         if (i >= t.m) continue;
         float met = s.gamma[i], sum = 0.f, n = s.den[i];
@@ -29,16 +30,16 @@ template <int GROUP> __device__ __forceinline__ void take_turns(const Tokens<GRO
     }
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < GROUP; i++) {
-        if (own < GROUP) s.turn[i * GROUP + own] = column[i];
+    for (int i = 0; i < TAKERS; i++) {
+        if (own < TAKERS) s.turn[i * GROUP + own] = column[i];
         if (own == i) s.gamma[i] = gamma[i];
     }
 }
 
 // All tokens' features of one key, in order.
-template <int GROUP> __device__ __forceinline__ void load_key(float (&p)[GROUP], const float* features, int key) {
+template <int GROUP> __device__ __forceinline__ void load_key(float (&p)[SLOTS<GROUP>], const float* features, int key) {
 #pragma unroll
-    for (int i = 0; i < GROUP; i += 4) {
+    for (int i = 0; i < SLOTS<GROUP>; i += 4) {
         float4 v = *(const float4*)(features + at_feature<GROUP>(key, i));
         p[i] = v.x, p[i + 1] = v.y, p[i + 2] = v.z, p[i + 3] = v.w;
     }
@@ -47,15 +48,16 @@ template <int GROUP> __device__ __forceinline__ void load_key(float (&p)[GROUP],
 // psi from phi and T, by all threads.
 template <int GROUP> __device__ __forceinline__ void make_psi(const Tokens<GROUP>& t, const Held& s) {
     for (int f = threadIdx.x; f < t.keys(); f += THREADS) {
-        float p[GROUP], q[GROUP] = {};
-        load_key(p, s.phi, f);
+        constexpr int TAKERS = SLOTS<GROUP>;
+        float p[TAKERS], q[TAKERS] = {};
+        load_key<GROUP>(p, s.phi, f);
 #pragma unroll
-        for (int i = 0; i < GROUP; i++)
+        for (int i = 0; i < TAKERS; i++)
             if (i < t.m)
 #pragma unroll
                 for (int j = 0; j <= i; j++) q[j] += s.turn[i * GROUP + j] * p[i];
 #pragma unroll
-        for (int i = 0; i < GROUP; i += 4) *(float4*)(s.psi + at_feature<GROUP>(f, i)) = make_float4(q[i], q[i + 1], q[i + 2], q[i + 3]);
+        for (int i = 0; i < TAKERS; i += 4) *(float4*)(s.psi + at_feature<GROUP>(f, i)) = make_float4(q[i], q[i + 1], q[i + 2], q[i + 3]);
     }
 }
 
@@ -77,7 +79,7 @@ template <int GROUP> __device__ __forceinline__ void load_turns(const Tokens<GRO
 //   db_i += sum_j G_ij dC_ij / n_i, dn_i -= b_i sum_j G_ij dC_ij / n_i^2.
 // Begins and ends with a barrier. `rows` has room for every warp's part of Q.
 template <int GROUP> __device__ __forceinline__ void turns_back(const Tokens<GROUP>& t, const Held& s, float* dphi) {
-    constexpr int SQUARE = GROUP * GROUP;
+    constexpr int SQUARE = GROUP * GROUP, TAKERS = SLOTS<GROUP>;
     float *first = s.work, *second = s.work + SQUARE;
     int place = threadIdx.x, i = place / GROUP, j = place % GROUP;
     __syncthreads();
@@ -89,7 +91,7 @@ template <int GROUP> __device__ __forceinline__ void turns_back(const Tokens<GRO
     if (place < SQUARE) {
         float sum = 0;
 #pragma unroll
-        for (int k = 0; k < GROUP; k++) sum += first[k * GROUP + i] * s.turn[j * GROUP + k];
+        for (int k = 0; k < TAKERS; k++) sum += first[k * GROUP + i] * s.turn[j * GROUP + k];
         second[place] = sum;
     }
     __syncthreads();
@@ -97,7 +99,7 @@ template <int GROUP> __device__ __forceinline__ void turns_back(const Tokens<GRO
     if (place < SQUARE) {
         float sum = 0;
 #pragma unroll
-        for (int k = 0; k < GROUP; k++) sum += s.turn[k * GROUP + i] * second[k * GROUP + j];
+        for (int k = 0; k < TAKERS; k++) sum += s.turn[k * GROUP + i] * second[k * GROUP + j];
         first[place] = i > j ? -sum : 0.f;
     }
     __syncthreads();
@@ -120,14 +122,14 @@ template <int GROUP> __device__ __forceinline__ void turns_back(const Tokens<GRO
     }
     __syncthreads();
     for (int f = threadIdx.x; f < t.dk(); f += THREADS) {
-        float p[GROUP], q[GROUP];
-        load_key(p, s.phi, f);
-        load_key(q, s.psi, f);
+        float p[TAKERS], q[TAKERS];
+        load_key<GROUP>(p, s.phi, f);
+        load_key<GROUP>(q, s.psi, f);
 #pragma unroll 1
         for (int token = 0; token < t.m; token++) {
             float sum = 0;
 #pragma unroll
-            for (int k = 0; k < GROUP; k++) sum += s.turn[token * GROUP + k] * q[k] + second[token * GROUP + k] * p[k];
+            for (int k = 0; k < TAKERS; k++) sum += s.turn[token * GROUP + k] * q[k] + second[token * GROUP + k] * p[k];
             dphi[token * t.dk() + f] += sum;
         }
     }
