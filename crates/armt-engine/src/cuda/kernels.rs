@@ -132,11 +132,11 @@ pub(super) fn variants() -> Vec<Variant> {
         }
     }
     // Tokens of half a group in turn.
-    for (columns, held, queries, dm, tokens) in [32, 16].into_iter().flat_map(|columns| {
-        [(columns, 3, 8, 0, 0), (columns, 3, 16, 0, 0), (columns, 6, 8, 0, 0), (columns, 6, 16, 0, 0), (columns, 3, 16, 32, 4)]
-    }) {
-        let constants = walk_constants([columns, 8, held, 2], dm, tokens);
-        all.push(("assoc_step", FLOATS, [constants, vec![("C_QUERIES", queries)]].concat()));
+    for (columns, held, dm) in [(32, 3, 32), (32, 6, 64), (16, 3, 32), (16, 6, 128)] {
+        all.extend([8, 16].map(|queries| {
+            let constants = walk_constants([columns, 8, held, 2], dm, 4);
+            ("assoc_step", FLOATS, [constants, vec![("C_QUERIES", queries)]].concat())
+        }));
     }
     all
 }

@@ -7,7 +7,7 @@
 // In the projected write it is psi_i . phi_q, once the queries' denominators are made.
 constexpr int WRITTEN = C_GROUP, ASKED = C_QUERIES;
 // Blocks on a multiprocessor of the way there, and of the way back.
-constexpr bool FULL = (PROJECTED && COLUMNS == 16 && ASKED == 16) || (PACKED && !WHOLE); // a third block would lack a few registers
+constexpr bool FULL = PROJECTED && COLUMNS == 16 && ASKED == 16; // a third block would lack a few registers
 constexpr int LIGHT = WRITTEN == 8 && !TWO_PARTS && !FULL ? 3 : 2;
 constexpr int SUMS = HELD * ((PROJECTED && !PACKED ? 2 : 1) * WRITTEN + ASKED) / 8, MOST_SUMS = PROJECTED && !TWO_PARTS ? 12 : 9;
 constexpr int HEAVY = SUMS > MOST_SUMS || (TWO_PARTS && WRITTEN == 16) ? 1 : 2;

@@ -177,7 +177,7 @@ KERNEL(write, __launch_bounds__(THREADS, LIGHT))
             each_own<GROUP>([&](int e, int token, int column) {
                 token += group * GROUP;
                 int col = from + column, place = at_row(token, column);
-                float added = s.b[token] * (values.get(e, group, v, token, col, m, d) - recalled<1>(t, s, 0, place) / s.den[token]);
+                float added = s.b[token] * (values.get(e, group, v, token, col, m, d) - __fdividef(recalled<1>(t, s, 0, place), s.den[token]));
                 s.rows[place] = added;
                 if (kept && token < m && has_column(col, d)) kept[(i64)token * d + col] = added;
             });
@@ -282,7 +282,7 @@ KERNEL(write_backward, __launch_bounds__(THREADS, HEAVY))
             each_own<GROUP>([&](int own, int token, int column) {
                 token += group * GROUP;
                 int col = from + column, place = at_row(token, column);
-                float b = s.b[token], scale = 1.f / s.den[token], w = recalled<2>(t, s, 0, place), e = recalled<2>(t, s, 1, place);
+                float b = s.b[token], scale = __fdividef(1.f, s.den[token]), w = recalled<2>(t, s, 0, place), e = recalled<2>(t, s, 1, place);
                 float u = values.get(own, group, v, token, col, m, d) - w * scale;
                 x[place] = b * u;
                 dw[place] = -b * scale * e;

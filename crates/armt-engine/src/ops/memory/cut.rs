@@ -156,10 +156,10 @@ impl Cut {
     }
 }
 
-/// Whether psi has the slots of a group that so few tokens leave: no more shared memory then than in the paper's write. Three blocks of w2's walk
-/// there run on a multiprocessor with it and two without.
-fn psi_has_room(m: usize, group: usize) -> bool {
-    m <= group / 2
+/// Whether psi has the slots of a group that few tokens leave: no more shared memory then than in the paper's write. Three blocks of w2's walk there
+/// run on a multiprocessor with it and two without. Kernels that take any shape lack a few registers for it.
+fn psi_has_room(s: MemorySizes, group: usize) -> bool {
+    s.m <= group / 2 && paths::walk_knows_shape(s)
 }
 
 /// A cut for a write and the read that follows it, in one walk. `assoc_step.cu` lays its shared memory out by the same numbers.
@@ -194,7 +194,7 @@ impl StepCut {
             let rows = if back { 16 * WARPS * group + columns * asked } else { 16 * WARPS * (s.m + queries) };
             let parts = group * asked + if rule == WriteRule::Projected { group * group } else { 0 };
             let rows = rows.max(WARPS * (2 * s.dm).max(parts));
-            let sets = if psi_has_room(s.m, group) { 1 } else { feature_sets(Some(rule)) };
+            let sets = if psi_has_room(s, group) { 1 } else { feature_sets(Some(rule)) };
             let features = (sets * group + asked) * keys;
             4 * (pieces * keys * columns + features + token_floats(group, Some(rule)) + 5 * asked + group * asked + rows)
         };
@@ -214,7 +214,7 @@ impl StepCut {
     pub(super) fn launch<'a>(&self, cuda: &'a CudaDevice, dtype: DType, name: &str) -> Result<Launch<'a>> {
         let projected = match self.rule {
             WriteRule::Paper => 0,
-            WriteRule::Projected if psi_has_room(self.sizes.m, self.group) => 2,
+            WriteRule::Projected if psi_has_room(self.sizes, self.group) => 2,
             WriteRule::Projected => 1,
         };
         let how = [
