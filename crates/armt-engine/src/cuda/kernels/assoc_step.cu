@@ -38,10 +38,11 @@ __device__ __forceinline__ void load_both(const Tokens<WRITTEN>& t, const Tokens
     int warp = threadIdx.x / 32;
     float* r = s.rows + warp * t.width();
     Normaliser z(t.z, t.dk(), t.width());
-#pragma unroll 1
-    for (int slot = warp; slot < SLOTS<WRITTEN>; slot += WARPS) load_token(t, s.written, z, slot, r), __syncwarp();
-#pragma unroll 1
-    for (int slot = warp; slot < ASKED; slot += WARPS) load_token(q, s.asked, z, slot, r), __syncwarp();
+    RawToken<WRITTEN> token;
+    RawToken<ASKED> query;
+    token.load(t, warp), query.load(q, warp);
+    load_tokens(t, s.written, z, token, SLOTS<WRITTEN>, r);
+    load_tokens(q, s.asked, z, query, ASKED, r);
     __syncthreads();
     // Queries are the product's rows, tokens its columns.
     constexpr int COUNT = WRITTEN * ASKED;
@@ -296,11 +297,25 @@ KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
     });
     // What follows takes its pointers anew: they would be in the way above.
     h += n * dk, z += n * dk, z_new += n * dk;
-    // The sides' sums are added in order where the tiles were: [query][dk], then [token][dk].
+    // The sides' sums are added in order where the tiles were: [query][dk], then [token][dk]. Behind the first piece there is room for dz', z and z', which
+    // are on their way meanwhile.
     float *asked_sums = s.tiles, *written_sums = s.tiles + count * dk;
+    float *dz = s.tiles + size, *old_z = dz + dk, *now_z = old_z + dk;
+    static_assert(COLUMNS == 16 || WRITTEN + ASKED <= COLUMNS, "sums fill the first piece");
+    __syncthreads();
+    if (COLUMNS == 32) {
+        for (int f = threadIdx.x; f < dk; f += THREADS) {
+            copy_one(shared_address(dz + f), h + f, 4);
+            copy_one(shared_address(old_z + f), z + f, 4);
+            copy_one(shared_address(now_z + f), z_new + f, 4);
+        }
+        commit();
+    } else {
+        dz = h, old_z = const_cast<float*>(z), now_z = const_cast<float*>(z_new); // sums of two pieces leave no room
+    }
 #pragma unroll
     for (int side = 0; side < SIDES; side++) {
-        __syncthreads();
+        if (side > 0) __syncthreads();
         if (warp % SIDES != side) continue;
         dqn.each([&](int query, int key, float value) {
             if (query < count && has_key(key, dk)) asked_sums[query * dk + key] = side == 0 ? value : asked_sums[query * dk + key] + value;
@@ -319,6 +334,7 @@ KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
                 *place = side == 0 ? value : *place + value;
             });
     }
+    wait<0>();
     __syncthreads();
     // From dphi of a token, `row`, through DPFP, by a warp.
     auto slopes = [&](const T* token, const float* row, T* out) {
@@ -336,21 +352,25 @@ KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
         float *row = asked_sums + i * dk, gk = 0;
         for (int f = lane; f < dk; f += 32) gk += row[f] * s.asked.phi[at_feature<ASKED>(f, i)];
         float dden = -warp_sum(gk) * s.asked.b[i];
-        for (int f = lane; f < dk; f += 32) row[f] += dden * z_new[f];
+        for (int f = lane; f < dk; f += 32) row[f] += dden * now_z[f];
         if (lane == 0) s.asked.dden[i] = dden;
         slopes(queries + (n * count + i) * dm, row, dq + (n * count + i) * dm);
     }
     __syncthreads();
-    add_features(q, s.asked, s.asked.dden, h, h); // all of dz' from here on
+    add_features(q, s.asked, s.asked.dden, dz, dz); // all of dz' from here on
     if constexpr (PROJECTED) turns_back(t, s.written, written_sums);
     else __syncthreads();
     for (int i = warp; i < m; i += WARPS) {
         float *row = written_sums + i * dk, gamma = s.written.gamma[i], dden = s.written.dden[i], b = s.written.b[i];
-        for (int f = lane; f < dk; f += 32) row[f] += PROJECTED ? gamma * h[f] : gamma * h[f] + dden * z[f];
+        for (int f = lane; f < dk; f += 32) row[f] += PROJECTED ? gamma * dz[f] : gamma * dz[f] + dden * old_z[f];
         slopes(k + (n * m + i) * dm, row, dk_out + (n * m + i) * dm);
         if (lane == 0) dbeta[n * m + i] = from_f32<T>(s.written.db[i] * b * (1.f - b));
     }
-    if (PROJECTED) return; // z' has nothing of z but z itself
+    if (PROJECTED) { // z' has nothing of z but z itself
+        if (COLUMNS == 32)
+            for (int f = threadIdx.x; f < dk; f += THREADS) h[f] = dz[f];
+        return;
+    }
     __syncthreads();
-    add_features(t, s.written, s.written.dden, h, h);
+    add_features(t, s.written, s.written.dden, dz, h);
 }

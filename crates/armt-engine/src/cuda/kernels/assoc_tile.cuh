@@ -257,6 +257,18 @@ template <int GROUP> __device__ __forceinline__ float importance(const Tokens<GR
     return t.beta && slot < t.m ? sigmoid_of(to_f32(t.beta[slot])) : 0.f;
 }
 
+// A lane's part of the key in a slot, and its beta, as far as they are loaded before anything waits for them.
+template <int GROUP> struct RawToken {
+    static constexpr int EARLY = 2;
+    T key[EARLY], beta;
+    __device__ __forceinline__ void load(const Tokens<GROUP>& t, int slot) {
+        int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int e = 0; e < EARLY; e++) key[e] = slot < t.m && lane + 32 * e < t.dm ? t.k[slot * t.dm + lane + 32 * e] : T{};
+        beta = t.beta && slot < t.m ? t.beta[slot] : T{};
+    }
+};
+
 // Features of the token in a slot from its r, and its den and gamma, by a warp; db and dden become zero.
 template <int GROUP>
 __device__ __forceinline__ void make_features(const Tokens<GROUP>& t, const Held& s, const Normaliser& z, int slot, const float* r) {
@@ -309,15 +321,24 @@ __device__ __forceinline__ void make_features(const Tokens<GROUP>& t, const Held
     }
 }
 
-// A token and its features, by a warp. r has room for 2 dm.
+// Tokens in slots up to `slots` and their features, a warp for each; `raw` has the warp's first. The next one's key is on its way meanwhile. r has
+// room for 2 dm.
 template <int GROUP>
-__device__ __forceinline__ void load_token(const Tokens<GROUP>& t, const Held& s, const Normaliser& z, int slot, float* r) {
+__device__ __forceinline__ void load_tokens(const Tokens<GROUP>& t, const Held& s, const Normaliser& z, RawToken<GROUP>& raw, int slots, float* r) {
     int lane = threadIdx.x % 32;
-    const T* k = t.k + slot * t.dm;
-    for (int c = lane; c < t.width(); c += 32) r[c] = slot < t.m ? rectified(k, c, t.dm) : 0.f;
-    if (lane == 0) s.b[slot] = importance(t, slot);
-    __syncwarp();
-    make_features(t, s, z, slot, r);
+#pragma unroll 1
+    for (int slot = threadIdx.x / 32; slot < slots; slot += WARPS) {
+        auto put = [&](int c, float x) { r[c] = fmaxf(x, 0.f), r[t.dm + c] = fmaxf(-x, 0.f); };
+#pragma unroll
+        for (int e = 0; e < raw.EARLY; e++)
+            if (lane + 32 * e < t.dm) put(lane + 32 * e, to_f32(raw.key[e]));
+        for (int c = lane + 32 * raw.EARLY; c < t.dm; c += 32) put(c, slot < t.m ? to_f32(t.k[slot * t.dm + c]) : 0.f);
+        if (lane == 0) s.b[slot] = t.beta && slot < t.m ? sigmoid_of(to_f32(raw.beta)) : 0.f;
+        raw.load(t, slot + WARPS);
+        __syncwarp();
+        make_features(t, s, z, slot, r);
+        __syncwarp();
+    }
 }
 
 // All tokens: first what is loaded, by all threads at once, then a warp for each. Ends with a barrier.
