@@ -202,9 +202,12 @@ KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
         bool more = i + 1 < tiles.count;
         if (i > 0) {
             __syncthreads(); // the last tile's pieces are free
-            if (!early) fetch(piece, a, i);
-            fetch(behind(piece, 1), grad, i);
-            if (early) fetch(behind(piece, 2), a, i + 1);
+            if (early) {
+                fetch(behind(piece, 2), a, i + 1);
+            } else {
+                fetch(piece, a, i);
+                fetch(behind(piece, 1), grad, i);
+            }
         }
         // y serves features as qn does, and dqn is divided by den.
         each_own<ASKED>([&](int e, int query, int column) { ys[at_row(query, column)] = asked[e] * s.asked.b[query]; });
@@ -265,6 +268,10 @@ KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
         __syncthreads();
         // dphi += A dw + G x, where G x is dpsi in the projected write, and G becomes dA.
         dphi.add(held, dw, t.keys(), OF_PHI);
+        if (early && more) {
+            __syncthreads(); // A's piece is free: the next tile's gradient need not wait for this one's
+            fetch(piece, grad, i + 1);
+        }
         {
             Own own;
             Projector<WRITTEN> by_x(x, own, OF_PSI);
