@@ -191,9 +191,17 @@ KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
     load_both(t, q, s);
     Projections<ASKED> dqn;
     Projections<WRITTEN> dphi, dpsi;
-    // A thread's share of db and dden: its elements are of the same tokens in every tile.
+    // A thread's share of db and dden: its elements are of the same tokens in every tile, so that lanes add up once, but in f32, which lacks the registers.
     constexpr int OWN = own_of(WRITTEN);
     float db[OWN] = {}, dden[OWN] = {};
+    auto add_up = [&](int token, int column, float to_b, float to_den) {
+#pragma unroll
+        for (int mask = COLUMNS / 2; mask; mask >>= 1) {
+            to_b += __shfl_xor_sync(~0u, to_b, mask);
+            to_den += __shfl_xor_sync(~0u, to_den, mask);
+        }
+        if (column == 0) s.written.db[token] += to_b, s.written.dden[token] += to_den;
+    };
     int piece = 0; // that of A'
 #pragma unroll 1
     for (int i = 0; i < tiles.count; i++, piece = behind(piece, 2)) {
@@ -262,7 +270,9 @@ KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
             x[place] = b * u;
             dw[place] = -b * scale * e;
             if (token < m && has_column(col, d)) dv[(i64)token * d + col] = from_f32<T>(b * e);
-            db[own] += e * u, dden[own] += b * e * w * scale * scale;
+            float to_b = e * u, to_den = b * e * w * scale * scale;
+            if (TWO_PARTS) add_up(token, column, to_b, to_den);
+            else db[own] += to_b, dden[own] += to_den;
         });
         if (more) values.load(v, m, d, tiles.column(i + 1));
         __syncthreads();
@@ -294,14 +304,7 @@ KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
             }
         }
     }
-    each_own<WRITTEN>([&](int own, int token, int column) {
-#pragma unroll
-        for (int mask = COLUMNS / 2; mask; mask >>= 1) {
-            db[own] += __shfl_xor_sync(~0u, db[own], mask);
-            dden[own] += __shfl_xor_sync(~0u, dden[own], mask);
-        }
-        if (column == 0) s.written.db[token] = db[own], s.written.dden[token] = dden[own];
-    });
+    if (!TWO_PARTS) each_own<WRITTEN>([&](int own, int token, int column) { add_up(token, column, db[own], dden[own]); });
     // What follows takes its pointers anew: they would be in the way above.
     h += n * dk, z += n * dk, z_new += n * dk;
     // The sides' sums are added in order where the tiles were: [query][dk], then [token][dk]. Behind the first piece there is room for dz', z and z', which

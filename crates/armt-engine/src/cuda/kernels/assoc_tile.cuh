@@ -54,7 +54,7 @@ extern __shared__ float4 shared_floats[];
 __device__ __forceinline__ u32 thread() {
     u32 x;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-    if (WHOLE) __builtin_assume(x < THREADS); // elsewhere it takes a few registers more than there are
+    if (WHOLE && sizeof(T) == 2) __builtin_assume(x < THREADS); // elsewhere it takes a few registers more than there are
     return x;
 }
 

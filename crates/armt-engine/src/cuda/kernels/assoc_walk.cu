@@ -3,7 +3,8 @@
 constexpr int GROUP = C_GROUP;
 // Blocks on a multiprocessor of the writes, and of kernels with sums over columns. Where many are held, shared memory has room for one, or,
 // where they are of two kinds, the registers.
-constexpr int LIGHT = GROUP == 8 ? 3 : 2, HEAVY = HELD * GROUP / 8 > 6 || (PROJECTED && HELD == 6) ? 1 : 2;
+constexpr bool TIGHT = PROJECTED && WHOLE && TWO_PARTS && COLUMNS == 16 && GROUP == 16; // a second block would lack a few registers
+constexpr int LIGHT = GROUP == 8 ? 3 : 2, HEAVY = HELD * GROUP / 8 > 6 || (PROJECTED && HELD == 6) || TIGHT ? 1 : 2;
 
 // The tokens' features and, in the projected write, what turns make of them. Ends with a barrier.
 __device__ __forceinline__ void load_written(const Tokens<GROUP>& t, const Held& s) {
