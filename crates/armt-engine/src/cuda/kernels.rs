@@ -126,9 +126,10 @@ pub(super) fn variants() -> Vec<Variant> {
         let shapes = if columns == 32 { [(3, 32), (6, 64)] } else { [(3, 32), (3, 64)] };
         for (held, dm) in shapes {
             all.push(("assoc_walk", FLOATS, of(held, dm, group)));
-            all.extend(
-                steps.clone().filter(|step| *step == (held, 16)).map(|(held, queries)| with_queries(held, queries, dm, group)),
-            );
+            let dtypes = if (held, group) == (6, 16) { BF16 } else { FLOATS };
+            let known =
+                steps.clone().filter(|step| *step == (held, 16)).map(|(held, queries)| with_queries(held, queries, dm, group));
+            all.extend(known.map(|(file, _, constants)| (file, dtypes, constants)));
         }
     }
     // Tokens of half a group in turn.

@@ -10,7 +10,9 @@ constexpr int WRITTEN = C_GROUP, ASKED = C_QUERIES;
 constexpr bool FULL = PROJECTED && COLUMNS == 16 && ASKED == 16; // a third block would lack a few registers
 constexpr int LIGHT = WRITTEN == 8 && !TWO_PARTS && !FULL ? 3 : 2;
 constexpr int SUMS = HELD * ((PROJECTED && !PACKED ? 2 : 1) * WRITTEN + ASKED) / 8, MOST_SUMS = PROJECTED && !TWO_PARTS ? 12 : 9;
-constexpr int HEAVY = SUMS > MOST_SUMS || (TWO_PARTS && WRITTEN == 16) ? 1 : 2;
+// Where a second block would lack a few registers.
+constexpr bool TIGHT = (WRITTEN == 16 && SUMS >= 9) || (WHOLE && COLUMNS == 16 && (TWO_PARTS || HELD == 6));
+constexpr int HEAVY = SUMS > MOST_SUMS || (TWO_PARTS && WRITTEN == 16) || TIGHT ? 1 : 2;
 
 // What a block has in shared memory: `tiles` tiles, features of the tokens and of the queries, S [token][query], `rows` floats for sums and
 // what is made of them, and numbers of each token and query.
@@ -191,8 +193,10 @@ KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
     load_both(t, q, s);
     Projections<ASKED> dqn;
     Projections<WRITTEN> dphi, dpsi;
-    // A thread's share of db and dden: its elements are of the same tokens in every tile, so that lanes add up once, but in f32, which lacks the registers.
+    // A thread's share of db and dden: its elements are of the same tokens in every tile, so that lanes add up once, where there are
+    // registers for it.
     constexpr int OWN = own_of(WRITTEN);
+    constexpr bool ONCE = WHOLE && !TWO_PARTS && HELD == 3;
     float db[OWN] = {}, dden[OWN] = {};
     auto add_up = [&](int token, int column, float to_b, float to_den) {
 #pragma unroll
@@ -271,8 +275,8 @@ KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
             dw[place] = -b * scale * e;
             if (token < m && has_column(col, d)) dv[(i64)token * d + col] = from_f32<T>(b * e);
             float to_b = e * u, to_den = b * e * w * scale * scale;
-            if (TWO_PARTS) add_up(token, column, to_b, to_den);
-            else db[own] += to_b, dden[own] += to_den;
+            if (ONCE) db[own] += to_b, dden[own] += to_den;
+            else add_up(token, column, to_b, to_den);
         });
         if (more) values.load(v, m, d, tiles.column(i + 1));
         __syncthreads();
@@ -304,7 +308,7 @@ KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
             }
         }
     }
-    if (!TWO_PARTS) each_own<WRITTEN>([&](int own, int token, int column) { add_up(token, column, db[own], dden[own]); });
+    if (ONCE) each_own<WRITTEN>([&](int own, int token, int column) { add_up(token, column, db[own], dden[own]); });
     // What follows takes its pointers anew: they would be in the way above.
     h += n * dk, z += n * dk, z_new += n * dk;
     // The sides' sums are added in order where the tiles were: [query][dk], then [token][dk]. Behind the first piece there is room for dz', z and z', which

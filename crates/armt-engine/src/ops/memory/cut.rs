@@ -28,11 +28,15 @@ fn feature_sets(rule: Option<WriteRule>) -> usize {
     if rule == Some(WriteRule::Projected) { 2 } else { 1 }
 }
 
-/// What a kernel is compiled for: how it works, and a memory's shape and `tokens`, or zeros where it takes any.
-fn constants(s: MemorySizes, tokens: usize, buffers: usize, how: &[(&'static str, usize)]) -> Vec<(&'static str, usize)> {
-    let own = [("C_DM", s.dm), ("C_NU", s.nu), ("C_D", s.d), ("C_TOKENS", tokens), ("C_BUFFERS", buffers)];
-    let known = usize::from(paths::walk_knows_shape(s));
-    how.iter().copied().chain(own.map(|(name, value)| (name, value * known))).collect()
+/// What a kernel is compiled for: how it works, and a memory's shape, `tokens` and `buffers`, or zeros where it takes any.
+fn constants(
+    shape: Option<MemorySizes>,
+    tokens: usize,
+    buffers: usize,
+    how: &[(&'static str, usize)],
+) -> Vec<(&'static str, usize)> {
+    let values = shape.map_or([0; 5], |s| [s.dm, s.nu, s.d, tokens, buffers]);
+    how.iter().copied().chain(["C_DM", "C_NU", "C_D", "C_TOKENS", "C_BUFFERS"].into_iter().zip(values)).collect()
 }
 
 /// A cut. `assoc_walk.cu` lays its shared memory out by the same numbers.
@@ -152,7 +156,8 @@ impl Cut {
         let how = [("C_COLUMNS", self.columns), ("C_GROUP", self.group), ("C_HELD", self.held), ("C_PROJECTED", projected)];
         // A model writes as many tokens in every segment; queries are as many as a segment has tokens, and the last one fewer.
         let tokens = if self.rule.is_some() { self.sizes.m } else { 0 };
-        cuda.kernel_with("assoc_walk", dtype, &constants(self.sizes, tokens, self.buffers, &how), name)
+        let shape = paths::walk_knows_shape(self.sizes).then_some(self.sizes);
+        cuda.kernel_with("assoc_walk", dtype, &constants(shape, tokens, self.buffers, &how), name)
     }
 }
 
@@ -224,7 +229,10 @@ impl StepCut {
             ("C_PROJECTED", projected),
             ("C_QUERIES", self.queries),
         ];
-        let constants = constants(self.sizes, self.sizes.m, self.buffers, &how);
+        // In f32 the most sums of the most tokens leave no registers to know a shape with.
+        let most = dtype == DType::F32 && self.held == 6 && self.group + self.queries == 2 * GROUPS[1];
+        let shape = paths::walk_knows_shape(self.sizes).then_some(self.sizes).filter(|_| !most);
+        let constants = constants(shape, self.sizes.m, self.buffers, &how);
         Ok(cuda.kernel_with("assoc_step", dtype, &constants, name)?.grid(self.sizes.n, 1, 1).shared(self.shared))
     }
 }
