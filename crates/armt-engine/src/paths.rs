@@ -8,6 +8,7 @@
 //! on the CPU            bf16 is a storage type: operations cast to f32 and back (`ops::via_f32`)
 //! memory, read          a walk over A, or features and a product           read_by_walk, read_by_task
 //!                       features by lanes, or any width                    read_by_lanes
+//! memory, tokens        k, v and beta by one kernel, or three products   tokens_in_one_launch
 //! memory, write         tokens in turn, as many in a pass as fit             TURNS
 //! memory, write + read  one walk over A, or one after the other            write_read_in_one_walk, write_rounds
 //! memory, walks         kernels for one shape of memory, or for any        walk_knows_shape
@@ -70,6 +71,17 @@ pub(crate) fn read_by_task(s: MemorySizes, threads: usize) -> bool {
 pub(crate) fn read_by_lanes(card: Card, s: MemorySizes) -> Option<usize> {
     let fits = [16, 32, 64].contains(&s.dm) && s.nu <= 3;
     fits.then(|| (s.n * s.m / (64 * card.multiprocessors)).clamp(1, 16))
+}
+
+/// Rows of one product of tensor cores.
+const TILE_ROWS: usize = 16;
+
+/// Whether keys, values and importance of `rows` memory tokens, those of all texts of a layer, come from one kernel where nothing is recorded: as
+/// many as one tile has, with widths (of the tokens, of keys, of values) that 8 bytes an access allow. The products of 16 rows of w1 take
+/// little more than a launch and their weights' bytes, 15 MB; more rows would read the weights again. Not measured yet.
+pub(crate) fn tokens_in_one_launch(rows: usize, [width, dm, d]: [usize; 3]) -> bool {
+    let vectors = width.is_multiple_of(16) && dm.is_multiple_of(4) && d.is_multiple_of(4);
+    rows <= TILE_ROWS && vectors && width * dm.max(d) <= i32::MAX as usize
 }
 
 /// Tokens that take turns in one walk of a projected write on CUDA: one group of the kernels, whose products with each other a block solves in
@@ -442,6 +454,14 @@ mod tests {
         let shape = |dm: usize, d: usize| MemorySizes { n: 1, m: 4, dm, d, nu: 3 };
         assert!(walk_knows_shape(shape(32, 128)) && walk_knows_shape(shape(64, 768)) && walk_knows_shape(shape(8, 32)));
         assert!(!walk_knows_shape(shape(32, 48)) && !walk_knows_shape(shape(17, 64)));
+    }
+
+    #[test]
+    fn a_tile_of_tokens_is_one_launch() {
+        assert!(tokens_in_one_launch(16, [768, 64, 768]) && tokens_in_one_launch(1, [16, 4, 4]));
+        assert!(!tokens_in_one_launch(17, [768, 64, 768]));
+        assert!(!tokens_in_one_launch(16, [24, 64, 768]) && !tokens_in_one_launch(16, [768, 6, 768]));
+        assert!(!tokens_in_one_launch(16, [768, 64, 770]));
     }
 
     #[test]

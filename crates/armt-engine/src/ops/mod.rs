@@ -36,7 +36,8 @@ pub use linear_cross_entropy::linear_cross_entropy;
 pub(crate) use matmul::Sizes;
 pub use matmul::{Activation, Linear, linear, matmul, matmul_nt, matmul_tn};
 pub use memory::{
-    AssocWrite, WriteRule, assoc_read, assoc_read_rows, assoc_write, assoc_write_in_place, assoc_write_read, assoc_write_rows, dpfp,
+    AssocWrite, TokenMaps, WriteRule, assoc_read, assoc_read_rows, assoc_tokens, assoc_write, assoc_write_in_place,
+    assoc_write_read, assoc_write_rows, dpfp,
 };
 pub use norm::{layer_norm, rms_norm};
 pub use recurrence::{

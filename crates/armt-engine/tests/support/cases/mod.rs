@@ -42,6 +42,7 @@ macro_rules! each_group {
             memory_read: crate::support::cases::memory::read::cases;
             memory_reads_between_papers_writes: crate::support::cases::memory::walk::papers;
             memory_reads_between_projected_writes: crate::support::cases::memory::walk::projected;
+            memory_tokens: crate::support::cases::memory::tokens::cases;
             memory_write_of_the_paper: crate::support::cases::memory::write::papers;
             memory_write_of_the_paper_then_read: crate::support::cases::memory::write_read::papers;
             memory_write_projected: crate::support::cases::memory::write::projected;
