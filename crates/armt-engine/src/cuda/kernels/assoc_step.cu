@@ -196,7 +196,7 @@ KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
     // A thread's share of db and dden: its elements are of the same tokens in every tile, so that lanes add up once, where there are
     // registers for it.
     constexpr int OWN = own_of(WRITTEN);
-    constexpr bool ONCE = WHOLE && !TWO_PARTS && HELD == 3;
+    constexpr bool ONCE = !TWO_PARTS && HELD == 3 && (WHOLE || (ASKED == 16 && COLUMNS == 32 && !PROJECTED));
     float db[OWN] = {}, dden[OWN] = {};
     auto add_up = [&](int token, int column, float to_b, float to_den) {
 #pragma unroll
