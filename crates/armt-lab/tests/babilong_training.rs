@@ -151,19 +151,14 @@ fn what_is_answered_again_is_asked_first_where_a_stage_says_so() {
         let training = BabilongTraining { tasks, facts: 30, segments: 12, questions: 1, batch: 60, again, ..training() };
         let batch = training.batch(&mut Random::new(3)).unwrap();
         let ask = training.babilong[0].ask_token();
-        let decode = |tokens: &[i32]| training.babilong[0].tokenizer().decode(tokens).unwrap();
         let texts = batch.batch.ids.chunks(batch.batch.tokens()).zip(batch.targets.next.chunks(batch.batch.tokens()));
         let several = texts.filter(|(ids, next)| {
             let end = ids.iter().position(|id| *id == ask).unwrap();
-            let context = next[..end].iter().rposition(|next| *next == Targets::BACKGROUND).unwrap() + 1;
-            let told: Vec<i32> = (0..context).filter(|i| next[*i] == -1).map(|i| ids[i]).collect();
-            let facts: Vec<String> = decode(&told).split_inclusive('.').map(|fact| fact.trim().to_string()).collect();
-            // What follows the background: facts that nothing separates from the question, and the question.
-            let asked = decode(&ids[context..end]);
-            let question = asked.rsplit('.').next().unwrap().trim().to_string();
-            let mut facts: Vec<String> = facts.into_iter().filter(|fact| fact.ends_with('.')).collect();
-            let last: Vec<&str> = asked.split_inclusive('.').map(str::trim).filter(|fact| fact.ends_with('.')).collect();
-            facts.extend(last.into_iter().map(String::from));
+            // The facts, and the question after them.
+            let told: Vec<i32> = (0..end).filter(|i| next[*i] == -1).map(|i| ids[i]).collect();
+            let told = training.babilong[0].tokenizer().decode(&told).unwrap();
+            let mut facts: Vec<String> = told.split_inclusive('.').map(|fact| fact.trim().to_string()).collect();
+            let question = facts.pop().unwrap();
             Knowledge::of(&facts).unwrap().answers(&question).unwrap().len() > 1
         });
         several.count()
