@@ -65,7 +65,9 @@ def main(chromium: str, armt: str, pictures: str) -> None:
                     before = page.locator("#answers li").count()
                     page.keyboard.press("Enter")
                     until(page, f"document.querySelectorAll('#answers li b').length > {before}")
-                    page.click("#delete")
+                    for answer in ("dismiss", "accept"):
+                        page.once("dialog", lambda dialog, answer=answer: getattr(dialog, answer)())
+                        page.click("#delete")
                     until(page, "document.getElementById('status').textContent === 'Deleted.'")
                     assert not wrong, wrong
                     context.close()

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 train_torchrun.py remember-armt runs/remember
 
-Each process computes its part of every batch, and gradients are added up by Gloo on CPUs and by NCCL on GPUs. Which texts are drawn does not depend
+Each process computes its part of every batch, and gradients are added up by Gloo on CPUs and by NCCL on GPUs, unless --backend names one. Which texts are drawn does not depend
 on the number of processes. A run that is there is gone on with, by any number of processes.
 """
 
@@ -21,9 +21,11 @@ def main() -> None:
     arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe; VALUE is JSON")
     arguments.add_argument("--steps", type=int, help="stop, and save, after so many")
     arguments.add_argument("--timeout", type=float, default=300, help="seconds to wait for the other processes")
+    arguments.add_argument("--backend", choices=["gloo", "nccl"], help="what adds up gradients: NCCL where torch finds CUDA, if not given")
+    arguments.add_argument("--device", help="where to compute; with --backend gloo processes may share a GPU (cuda:0)")
     given = arguments.parse_args()
     changes = {key: json.loads(value) for key, value in (change.split("=", 1) for change in given.set)}
-    replica = torch_replica(timeout=given.timeout)
+    replica = torch_replica(given.backend, device=given.device, timeout=given.timeout)
     resume = (given.out / "last").is_dir()
 
     def tell(record):

@@ -34,7 +34,7 @@ stage = [{ pairs = 2, batch = 8, steps = 8, until = "never" }, { pairs = 3, batc
 EXAMPLES = ROOT / "crates/armt-py/examples"
 
 
-def in_one_process(out, **options):
+def in_one_process(out, device="cpu", **options):
     """Two replicas in threads of this process, which adds up the two halves of every gradient."""
     meet, given, done, failed = threading.Barrier(2), [None, None], [None, None], []
 
@@ -49,7 +49,7 @@ def in_one_process(out, **options):
         try:
             # As many threads as a process of torchrun's has: other numbers of them round sums elsewhere.
             armt.set_threads(1)
-            done[rank] = armt.Trainer(RECIPE, out, all_reduce=add_up, rank=rank, world=2, device="cpu", **options).fit()
+            done[rank] = armt.Trainer(RECIPE, out, all_reduce=add_up, rank=rank, world=2, device=device, **options).fit()
         except Exception as error:
             failed.append(error)
             meet.abort()
@@ -125,16 +125,35 @@ def processes(script, world, *arguments):
     ]  # fmt: skip
 
 
-def test_torchrun_gives_the_bits_of_one_process_that_adds_the_halves(halves, tmp_path):
+def torchrun(folder, *options):
+    """A run by the example in two processes over Gloo, which torchrun starts."""
     pytest.importorskip("torch")
-    (tmp_path / "recipe.toml").write_text(TOML)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", EXAMPLES / "train_torchrun.py"]
-    done = subprocess.run([*command, tmp_path / "recipe.toml", tmp_path / "run"], capture_output=True, text=True, timeout=300, check=False)
+    (folder / "recipe.toml").write_text(TOML)
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", EXAMPLES / "train_torchrun.py"]
+    command = [*start, folder / "recipe.toml", folder / "run", "--backend", "gloo", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "finished: {'exact_match'" in done.stdout
-    assert losses(tmp_path / "run") == losses(halves)
+    return folder / "run"
+
+
+def same_bits(run, other):
+    assert losses(run) == losses(other)
     for model in ("last", "best"):
-        assert weights(tmp_path / "run" / model) == weights(halves / model)
+        assert weights(run / model) == weights(other / model)
+
+
+def test_torchrun_gives_the_bits_of_one_process_that_adds_the_halves(halves, tmp_path):
+    same_bits(torchrun(tmp_path, "--device", "cpu"), halves)
+
+
+def test_two_processes_share_a_gpu_with_the_bits_of_one_process_that_adds_the_halves(tmp_path):
+    try:
+        armt.Model.from_pretrained("babilong-qa1", device="cuda:0")
+    except armt.Error as error:
+        pytest.skip(f"there is no GPU to share: {error}")
+    in_one_process(tmp_path / "halves", device="cuda:0")
+    same_bits(torchrun(tmp_path, "--device", "cuda:0"), tmp_path / "halves")
 
 
 def test_a_process_that_dies_is_an_error_on_the_others(tmp_path):

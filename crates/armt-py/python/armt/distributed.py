@@ -12,6 +12,7 @@ that dies makes the others fail, at once or after `timeout`.
 
 from __future__ import annotations
 
+import atexit
 import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+def _leave() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def torch_replica(backend: str | None = None, *, device: str | None = None, timeout: float = 300.0) -> dict[str, Any]:
@@ -35,6 +43,8 @@ def torch_replica(backend: str | None = None, *, device: str | None = None, time
         if backend == "nccl":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        # Gloo's threads abort a process that ends before they do.
+        atexit.register(_leave)
     nccl = dist.get_backend() == "nccl"
     place = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
