@@ -59,6 +59,9 @@ pub struct ServeArgs {
     /// Most bytes of a body of JSON. Text for a memory has no bound.
     #[arg(long, value_name = "BYTES")]
     max_body: Option<u64>,
+    /// Most connections at a time; further ones wait.
+    #[arg(long, value_name = "N")]
+    max_connections: Option<usize>,
     /// Most bytes in --keep.
     #[arg(long, value_name = "BYTES")]
     max_disk: Option<u64>,
@@ -90,6 +93,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     limits.questions = args.max_waiting.unwrap_or(limits.questions);
     limits.answer = args.max_tokens.unwrap_or(limits.answer);
     limits.body = args.max_body.unwrap_or(limits.body);
+    limits.connections = args.max_connections.unwrap_or(limits.connections);
     limits.disk = args.max_disk.unwrap_or(limits.disk);
     limits.idle = args.idle.map(Duration::from_secs);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("threads")?;

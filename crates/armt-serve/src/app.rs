@@ -4,6 +4,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use armt::Session;
+use armt::state::Extent;
+use tokio::sync::Semaphore;
 
 use crate::asking::Questions;
 use crate::keep::Keeper;
@@ -14,6 +16,11 @@ use crate::metrics::Metrics;
 use crate::reading::Readings;
 use crate::refusal::Reply;
 use crate::template::Template;
+
+/// Bytes that one permit of [`App::bodies`] is for.
+pub const PERMIT: u64 = 1 << 10;
+/// Bytes that the file of a memory may have beside the memory's own: its names, and what is open of the text.
+const AROUND: u64 = 16 << 20;
 
 /// What all requests share.
 pub struct App {
@@ -29,6 +36,10 @@ pub struct App {
     pub hosts: Vec<String>,
     /// How much is taken.
     pub limits: Limits,
+    /// Bytes of a memory's file, at most.
+    pub largest_file: u64,
+    /// Room for bodies that are taken whole.
+    pub bodies: Arc<Semaphore>,
     /// All memories.
     pub memories: Memories,
     /// Texts on their way into them.
@@ -39,6 +50,20 @@ pub struct App {
     pub keeper: Option<Arc<Keeper>>,
     /// What was done.
     pub metrics: Arc<Metrics>,
+}
+
+/// Bytes that the file of a session's memory may have. A memory that grows with its text has no size of its own.
+pub fn largest_file(empty: &Session, limits: &Limits) -> u64 {
+    let layout = empty.model().recurrence().layout();
+    let grows = layout.parts.iter().flat_map(|part| &part.shape).any(|e| matches!(e, Extent::Segments(_) | Extent::Any));
+    let most = layout.bytes(empty.model().dtype()) as u64 * 2 + AROUND;
+    if grows { most.max(limits.body) } else { most }
+}
+
+/// Room for bodies that are taken whole: for two of the largest, if that is more than the limit.
+pub fn room_for_bodies(largest_file: u64, limits: &Limits) -> Arc<Semaphore> {
+    let bytes = limits.bodies.max(2 * largest_file.max(limits.body));
+    Arc::new(Semaphore::new(((bytes / PERMIT) as usize).min(Semaphore::MAX_PERMITS)))
 }
 
 impl App {

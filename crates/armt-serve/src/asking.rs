@@ -40,15 +40,17 @@ impl Question {
         short && self.options.sampling == Sampling::Greedy && self.stop.is_empty() && self.listener.is_none()
     }
 
-    fn answer(&self) -> Reply<Answer> {
+    /// The answer, unless `gone` is set meanwhile.
+    fn answer(&self, gone: &Arc<AtomicBool>) -> Reply<Answer> {
         let session = &self.session;
+        let options = Options { interrupt: Some(gone.clone()), ..self.options.clone() };
         let mut each = |text: &str| match &self.listener {
             // Nobody hears it any more.
             Some(listener) if listener.send(text.to_string()).is_err() => ControlFlow::Break(()),
             _ => ControlFlow::Continue(()),
         };
         let prompt = self.prompt.clone();
-        Ok(answer_tokens(session.model(), session.tokenizer(), session.closed()?, prompt, &self.options, &self.stop, &mut each)?)
+        Ok(answer_tokens(session.model(), session.tokenizer(), session.closed()?, prompt, &options, &self.stop, &mut each)?)
     }
 }
 
@@ -59,6 +61,15 @@ struct Waiting {
 }
 
 type Work = Box<dyn FnOnce() + Send>;
+
+/// Tells work that nobody waits for it any more, when it is dropped.
+struct Asker(Arc<AtomicBool>);
+
+impl Drop for Asker {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// What waits to be answered.
 pub struct Questions {
@@ -122,30 +133,35 @@ impl Questions {
     /// Answers a question when its turn comes.
     pub async fn ask(&self, question: Question) -> Reply<Answer> {
         if !question.is_plain() {
-            return self.work(move || question.answer()).await.inspect(|answer| self.tally(answer, Duration::ZERO));
+            let answer = self.work(move |gone| question.answer(gone)).await?;
+            self.tally(answer.tokens.len(), Duration::ZERO);
+            return Ok(answer);
         }
         let start = Instant::now();
         let (reply, answer) = oneshot::channel();
         self.plain.push(Waiting { question, reply }, self.most)?;
         let answer = self.wait(answer).await?;
-        self.tally(&answer, start.elapsed());
+        self.tally(answer.tokens.len(), start.elapsed());
         Ok(answer)
     }
 
-    fn tally(&self, answer: &Answer, time: Duration) {
+    /// Counts an answer of so many tokens.
+    pub fn tally(&self, tokens: usize, time: Duration) {
         Metrics::add(&self.metrics.answers, 1);
-        Metrics::add(&self.metrics.answered, answer.tokens.len() as u64);
+        Metrics::add(&self.metrics.answered, tokens as u64);
         Metrics::add_time(&self.metrics.asking, time);
     }
 
-    /// Has a thread do something of its own.
-    pub async fn work<T: Send + 'static>(&self, work: impl FnOnce() -> Reply<T> + Send + 'static) -> Reply<T> {
+    /// Has a thread do something of its own. What is long looks from time to time whether its asker has gone.
+    pub async fn work<T: Send + 'static>(&self, work: impl FnOnce(&Arc<AtomicBool>) -> Reply<T> + Send + 'static) -> Reply<T> {
         let start = Instant::now();
         let (reply, answer) = oneshot::channel();
+        let gone = Arc::new(AtomicBool::new(false));
+        let _asker = Asker(gone.clone());
         let work = move || {
             // Who has gone away needs no answer.
             if !reply.is_closed() {
-                let _ = reply.send(work());
+                let _ = reply.send(work(&gone));
             }
         };
         self.other.push(Box::new(work), self.most)?;
@@ -167,7 +183,7 @@ impl Questions {
         lock(&self.plain.waiting).len() + lock(&self.other.waiting).len()
     }
 
-    /// Has the threads end when all that waits is answered.
+    /// Has the threads end when all that waits is answered, or its asker has gone.
     pub fn end(&self) {
         self.plain.end();
         self.other.end();
@@ -218,6 +234,6 @@ fn answer_together(waiting: Vec<Waiting>) {
         }
     }
     for Waiting { question, reply } in waiting {
-        let _ = reply.send(question.answer());
+        let _ = reply.send(question.answer(&Arc::default()));
     }
 }

@@ -51,6 +51,10 @@ impl Keys {
                     key.len()
                 ));
             }
+            // A header could not bring it.
+            if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+                return refuse(format!("line {}: expected a key of letters, digits and signs of ASCII, without a space", line + 1));
+            }
             keys.push(blake3::hash(key.as_bytes()));
         }
         if keys.is_empty() { refuse("expected a key on a line of its own, got none".into()) } else { Ok(Keys(keys)) }
@@ -83,7 +87,7 @@ mod tests {
         {
             assert_eq!(keys.client(wrong), None, "{wrong:?}");
         }
-        for (bad, word) in [("", "none"), ("# only words\n", "none"), ("short\n", "line 1")] {
+        for (bad, word) in [("", "none"), ("# only words\n", "none"), ("short\n", "line 1"), ("clé-de-ce-serveur-ci\n", "ASCII")] {
             write(bad);
             assert!(Keys::load(file.path()).err().unwrap().to_string().contains(word), "{bad}");
         }

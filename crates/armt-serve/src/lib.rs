@@ -35,10 +35,15 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use armt::Session;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, oneshot};
 
 use crate::app::App;
 use crate::asking::Questions;
@@ -101,10 +106,18 @@ impl Server {
         let (keeper, memories) = (keep.map(|folder| open(folder, limits.disk)).transpose()?, Memories::default());
         if let Some(keeper) = &keeper {
             let known = keeper.load(&session, &mut |path, why| tracing::warn!("{}: not taken: {why}", path.display()))?;
+            if known.len() > limits.memories {
+                return Err(refused(format!(
+                    "{} memories are kept: expected at most {} (`--max-memories`)",
+                    known.len(),
+                    limits.memories
+                )));
+            }
             for memory in known {
                 memories.add(memory, limits.memories).map_err(|e| refused(e.to_string()))?;
             }
         }
+        let largest_file = app::largest_file(&session, &limits);
         let app = App {
             readings: Readings::new(&session, &limits, keeper.clone(), metrics.clone()),
             questions: Questions::new(limits.questions, limits.answering, metrics.clone()),
@@ -113,6 +126,8 @@ impl Server {
             name,
             chat,
             keys,
+            bodies: app::room_for_bodies(largest_file, &limits),
+            largest_file,
             limits,
             memories,
             keeper,
@@ -136,26 +151,57 @@ impl Server {
         let Server { listener, app, .. } = self;
         let threads = start(&app)?;
         let sweeper = tokio::spawn(sweep(app.clone()));
-        let (stopped, mut stopping) = tokio::sync::watch::channel(false);
-        let stop = async move {
-            stop.await;
-            let _ = stopped.send(true);
-        };
-        let served = axum::serve(listener, routes::router(app.clone())).with_graceful_shutdown(stop);
-        let late = async {
-            let _ = stopping.wait_for(|stopped| *stopped).await;
-            tokio::time::sleep(app.limits.ending).await;
-        };
-        let result = tokio::select! {
-            result = served => result,
-            () = late => Ok(()),
-        };
+        let (tell, told) = oneshot::channel();
+        let connections = tokio::spawn(accept(listener, app.clone(), told));
+        stop.await;
+        let (now, ending) = (Instant::now(), app.limits.ending);
+        let deadline = now + ending;
+        let _ = tell.send(());
+        // A third of the time is for reading what has come of texts that go on and on.
+        let _ = tokio::time::timeout_at((now + ending / 3 * 2).into(), connections).await;
         sweeper.abort();
-        let last = app.clone();
-        let ended = tokio::task::spawn_blocking(move || end(&last, threads)).await;
-        ended.map_err(std::io::Error::other)?;
-        result
+        let ended = tokio::task::spawn_blocking(move || end(&app, threads, deadline)).await;
+        ended.map_err(std::io::Error::other)
     }
+}
+
+/// Takes connections until it is told to end, and then waits for those that there are. One without the whole head of a request for too long
+/// is closed, so that nobody can hold them all.
+async fn accept(listener: TcpListener, app: Arc<App>, mut told: oneshot::Receiver<()>) {
+    let router = routes::router(app.clone());
+    let (room, graceful) = (Arc::new(Semaphore::new(app.limits.connections.max(1))), GracefulShutdown::new());
+    loop {
+        let next = async {
+            let place = room.clone().acquire_owned().await;
+            (place, listener.accept().await)
+        };
+        let (place, stream) = tokio::select! {
+            next = next => next,
+            _ = &mut told => break,
+        };
+        let stream = match stream {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Too many open files, say: there are fewer later.
+                tracing::warn!("a connection was not taken: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        // An answer is not to wait for its last byte's company.
+        let _ = stream.set_nodelay(true);
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(app.limits.silence);
+        let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()));
+        let connection = graceful.watch(connection);
+        tokio::spawn(async move {
+            // How it went is its client's matter.
+            let _ = connection.await;
+            drop(place);
+        });
+    }
+    drop(listener);
+    graceful.shutdown().await;
 }
 
 fn open(folder: PathBuf, most: u64) -> std::io::Result<Arc<Keeper>> {
@@ -194,10 +240,14 @@ fn start(app: &Arc<App>) -> std::io::Result<Threads> {
     Ok(Threads { work, keeper })
 }
 
-fn end(app: &App, threads: Threads) {
+/// Ends the threads when they have done what waits, or when time is over, and keeps the memories.
+fn end(app: &App, threads: Threads, deadline: Instant) {
     app.readings.end();
     app.questions.end();
-    threads.work.into_iter().for_each(|thread| drop(thread.join()));
+    // Who had not gone by now has no connection any more: what is under way ends soon.
+    while threads.work.iter().any(|thread| !thread.is_finished()) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     if let Some(keeper) = &app.keeper {
         app.memories.all().iter().for_each(|memory| keeper.keep(memory));
         keeper.end();

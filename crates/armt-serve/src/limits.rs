@@ -16,13 +16,17 @@ pub struct Limits {
     pub questions: usize,
     /// Bytes of a body of JSON.
     pub body: u64,
+    /// Bytes of all bodies together that are taken whole, or twice the largest there may be.
+    pub bodies: u64,
+    /// Connections at a time. Further ones wait until one ends.
+    pub connections: usize,
     /// Tokens of an answer.
     pub answer: usize,
     /// Bytes of memories that are kept in a folder.
     pub disk: u64,
-    /// How long nothing may come of a body.
+    /// How long nothing may come of a body, or a connection may be without a whole request's head.
     pub silence: Duration,
-    /// How long a question may wait and be answered.
+    /// How long a question may wait and be answered, and a body that is taken whole may take to come.
     pub answering: Duration,
     /// How long what runs may take to its end when the server is stopped.
     pub ending: Duration,
@@ -38,6 +42,8 @@ impl Default for Limits {
             readings: 256,
             questions: 256,
             body: 64 << 20,
+            bodies: 256 << 20,
+            connections: 512,
             answer: 4096,
             disk: 16 << 30,
             silence: Duration::from_secs(60),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use armt::Session;
 use armt::engine::{Tensor, ops};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -15,8 +16,8 @@ use crate::refusal::{Refusal, Reply};
 
 /// Points of a memory's change that are kept for the page.
 const POINTS: usize = 512;
-/// Answers to `Idempotency-Key`s that a memory keeps.
-const ANSWERS: usize = 32;
+/// `Idempotency-Key`s that a memory knows.
+const KEYS: usize = 32;
 
 /// A lock whose holder never leaves anything half done.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -41,9 +42,38 @@ pub struct Memory {
     reading: AtomicBool,
     deleted: AtomicBool,
     version: AtomicU64,
-    /// The last version that is in a file, where memories are kept.
-    pub kept: watch::Sender<u64>,
-    answered: Mutex<VecDeque<(String, Value)>>,
+    /// What is in its file, where memories are kept.
+    pub kept: watch::Sender<Kept>,
+    texts: Mutex<VecDeque<KeyedText>>,
+}
+
+/// What is in the file of a memory.
+#[derive(Clone, Debug, Default)]
+pub struct Kept {
+    /// The memory's version there.
+    pub version: u64,
+    /// Why the last try to write it failed, if it did.
+    pub failed: Option<String>,
+}
+
+/// A text that came with an `Idempotency-Key`.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct KeyedText {
+    key: String,
+    /// Bytes of text that the memory had before it.
+    from: u64,
+    /// What its sender was told when all of it was read.
+    answer: Option<Value>,
+    /// Other text came after it had broken off.
+    left: bool,
+}
+
+/// What a memory knows of a text's `Idempotency-Key`.
+pub enum Known {
+    /// All of it was read, and this was the answer.
+    Answered(Value),
+    /// It began after so many bytes of text.
+    From(u64),
 }
 
 /// What a memory is at a moment: all of it belongs together.
@@ -51,6 +81,8 @@ pub struct Memory {
 pub struct Now {
     /// What was read.
     pub session: Arc<Session>,
+    /// Tokens of it.
+    pub tokens_read: u64,
     /// Bytes of text that were taken.
     pub text_bytes: u64,
     /// Which of the memory's moments this is.
@@ -68,34 +100,37 @@ pub struct Change {
     pub layers: Vec<f32>,
 }
 
-impl Memory {
-    /// A memory of what a session has read.
-    pub fn new(
-        client: Client,
-        name: Option<String>,
-        stays: Option<Duration>,
-        session: Arc<Session>,
-        text_bytes: u64,
-    ) -> Reply<Arc<Self>> {
+/// Whose a memory is, and what its maker said of it.
+pub struct Made {
+    /// What clients name it by.
+    pub id: String,
+    /// Whose it is.
+    pub client: Client,
+    /// What its maker calls it.
+    pub name: Option<String>,
+    /// When it was made, in seconds since 1970.
+    pub created: u64,
+    /// How long it stays when nobody uses it.
+    pub stays: Option<Duration>,
+}
+
+impl Made {
+    /// Now, with a name of its own.
+    pub fn now(client: Client, name: Option<String>, stays: Option<Duration>) -> Reply<Self> {
         let mut random = [0; 16];
         getrandom::fill(&mut random).map_err(|_| Refusal::failure("the system gives no random numbers"))?;
         let id = format!("mem_{:032x}", u128::from_le_bytes(random));
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Ok(Self::known(id, client, name, created, stays, session, text_bytes))
+        Ok(Made { id, client, name, created, stays })
     }
+}
 
-    /// A memory that there was before.
-    pub fn known(
-        id: String,
-        client: Client,
-        name: Option<String>,
-        created: u64,
-        stays: Option<Duration>,
-        session: Arc<Session>,
-        text_bytes: u64,
-    ) -> Arc<Self> {
-        let now = Now { session, text_bytes, version: 1, changes: Arc::default() };
-        Arc::new(Memory {
+impl Memory {
+    /// A memory of what a session has read, of so many bytes of text, with the texts that it knows by a key.
+    pub fn new(made: Made, session: Arc<Session>, text_bytes: u64, texts: Vec<KeyedText>) -> Reply<Arc<Self>> {
+        let Made { id, client, name, created, stays } = made;
+        let now = Now { tokens_read: session.tokens_read()?, session, text_bytes, version: 1, changes: Arc::default() };
+        Ok(Arc::new(Memory {
             id,
             client,
             name,
@@ -106,9 +141,9 @@ impl Memory {
             reading: AtomicBool::new(false),
             deleted: AtomicBool::new(false),
             version: AtomicU64::new(1),
-            kept: watch::Sender::new(0),
-            answered: Mutex::default(),
-        })
+            kept: watch::Sender::default(),
+            texts: Mutex::new(texts.into()),
+        }))
     }
 
     /// What it is now.
@@ -117,13 +152,16 @@ impl Memory {
     }
 
     /// Takes a session for what it is now, in place of all that it was.
-    pub fn replace(&self, session: Session) {
+    pub fn replace(&self, session: Session) -> Reply<()> {
+        lock(&self.texts).clear();
         lock(&self.now).changes = Arc::default();
-        self.put(session, 0, None);
+        self.put(session, 0, None)
     }
 
     /// Takes a session for what it is now, and how it got there.
-    pub fn put(&self, session: Session, text_bytes: u64, change: Option<Change>) {
+    pub fn put(&self, session: Session, text_bytes: u64, change: Option<Change>) -> Reply<()> {
+        // Of a text that is open this takes its time.
+        let tokens_read = session.tokens_read()?;
         let mut now = lock(&self.now);
         if let Some(change) = change {
             let changes = Arc::make_mut(&mut now.changes);
@@ -133,9 +171,11 @@ impl Memory {
             }
         }
         now.session = Arc::new(session);
+        now.tokens_read = tokens_read;
         now.text_bytes = text_bytes;
         now.version = self.version.fetch_add(1, Ordering::SeqCst) + 1;
         *lock(&self.used) = Instant::now();
+        Ok(())
     }
 
     /// Whether nobody has used it for as long as it stays.
@@ -161,23 +201,48 @@ impl Memory {
         self.deleted.load(Ordering::SeqCst)
     }
 
-    /// What was answered to a client's `Idempotency-Key`.
+    /// What was answered to the text of a key, where all of it was read.
     pub fn answered(&self, key: &str) -> Option<Value> {
-        lock(&self.answered).iter().find(|(known, _)| known == key).map(|(_, answer)| answer.clone())
+        lock(&self.texts).iter().find(|text| text.key == key).and_then(|text| text.answer.clone())
     }
 
-    /// Keeps what was answered.
-    pub fn answer(&self, key: String, answer: Value) {
-        let mut answered = lock(&self.answered);
-        answered.push_back((key, answer));
-        if answered.len() > ANSWERS {
-            answered.pop_front();
+    /// Begins a text, with its key where it has one, for whoever has reserved the memory. One whose key is known goes on where it broke off,
+    /// unless other text has come since.
+    pub fn begin_text(&self, key: Option<&str>, taken: u64) -> Reply<Known> {
+        let mut texts = lock(&self.texts);
+        match texts.iter().find(|text| Some(text.key.as_str()) == key) {
+            Some(KeyedText { answer: Some(answer), .. }) => return Ok(Known::Answered(answer.clone())),
+            Some(KeyedText { left: true, .. }) => {
+                return Err(Refusal::conflict("the text of this Idempotency-Key broke off, and other text has come since"));
+            }
+            Some(KeyedText { from, .. }) => return Ok(Known::From(*from)),
+            None => {}
         }
+        texts.iter_mut().for_each(|text| text.left = text.answer.is_none());
+        if let Some(key) = key {
+            texts.push_back(KeyedText { key: key.into(), from: taken, answer: None, left: false });
+            if texts.len() > KEYS {
+                texts.pop_front();
+            }
+        }
+        Ok(Known::From(taken))
+    }
+
+    /// Keeps what was answered to the text of a key.
+    pub fn answer(&self, key: &str, answer: Value) {
+        if let Some(text) = lock(&self.texts).iter_mut().find(|text| text.key == key) {
+            text.answer = Some(answer);
+        }
+    }
+
+    /// The texts that it knows by a key.
+    pub fn keyed_texts(&self) -> Vec<KeyedText> {
+        lock(&self.texts).iter().cloned().collect()
     }
 
     /// What clients are told of it.
     pub fn described(&self, model: &str) -> Reply<Value> {
-        let Now { session, text_bytes, changes, .. } = self.now();
+        let Now { session, tokens_read, text_bytes, changes, .. } = self.now();
         let state = session.state();
         let norms = state.tensors().map(|(_, part)| norms(&squares(part)?)).collect::<Reply<Vec<Vec<f32>>>>()?;
         let changes: Vec<Value> = changes.iter().map(|c| json!({ "tokens": c.tokens, "layers": c.layers })).collect();
@@ -189,7 +254,7 @@ impl Memory {
             "fingerprint": session.owner().model,
             "created": self.created,
             "ttl": self.stays.map(|stays| stays.as_secs()),
-            "tokens_read": session.tokens_read()?,
+            "tokens_read": tokens_read,
             "segments_read": state.segments_read(),
             "text_bytes": text_bytes,
             "bytes": state.bytes(),

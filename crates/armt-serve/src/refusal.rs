@@ -74,6 +74,16 @@ impl Refusal {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, format!("expected at most {most} bytes"))
     }
 
+    /// A field that is larger than is taken.
+    pub fn too_long(param: &'static str, message: impl Into<String>) -> Self {
+        Refusal { param: Some(param), ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, message) }
+    }
+
+    /// In a form that is not read.
+    pub fn form(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
+    }
+
     /// More at a time than is done.
     pub fn too_many(what: &str, most: usize) -> Self {
         Self::new(StatusCode::TOO_MANY_REQUESTS, format!("there are {most} {what} already"))

@@ -14,13 +14,7 @@ use armt::{Model, Session};
 use armt_serve::keys::Keys;
 use armt_serve::{ROUTES, Server, Settings};
 use serde_json::{Value, json};
-use support::{Running, book, read_reply, session, settings};
-
-fn read(text: &str) -> Session {
-    let mut session = session();
-    session.read_from("the text", Cursor::new(text.as_bytes().to_vec())).unwrap();
-    session
-}
+use support::{Running, book, read, read_reply, session, settings};
 
 #[test]
 fn the_description_has_every_route_and_every_route_answers() {

@@ -16,6 +16,8 @@ pub struct Answer {
     pub text: String,
     /// Its tokens, and the one that ended it where one did.
     pub tokens: Vec<AnswerToken>,
+    /// Whether it came to its end, at an end token or a stop text, and not because it had as many tokens as it might.
+    pub ended: bool,
 }
 
 /// A token of an answer.
@@ -90,13 +92,14 @@ pub fn answer_tokens(
     }
     // What was held back as the possible start of a stop text is none.
     let _ = answer.say(answer.text.len(), each);
+    let ended = ends(&said.tokens[0], &options) || answer.text.len() < texts.iter().map(String::len).sum();
     let tokens = said.tokens[0].iter().zip(&said.probabilities[0]).enumerate();
     let tokens = tokens.map(|(i, (token, probability))| AnswerToken {
         token: *token,
         text: texts.get(i).cloned().unwrap_or_default(),
         probability: *probability,
     });
-    Ok(Answer { text: answer.text, tokens: tokens.collect() })
+    Ok(Answer { text: answer.text, tokens: tokens.collect(), ended })
 }
 
 /// Answers questions of tokens, each from a state of its own, side by side; greedy, or by the same numbers for all. There is nothing to
@@ -117,9 +120,15 @@ pub fn answer_each(
             Ok(AnswerToken { token, text, probability })
         });
         let tokens = tokens.collect::<Result<Vec<_>>>()?;
-        Ok(Answer { text: tokens.iter().map(|t| t.text.as_str()).collect(), tokens })
+        let ended = ends(&said.tokens[0], &options);
+        Ok(Answer { text: tokens.iter().map(|t| t.text.as_str()).collect(), tokens, ended })
     });
     all.collect()
+}
+
+/// Whether the last of some tokens ends a text.
+fn ends(tokens: &[i32], options: &Options) -> bool {
+    tokens.last().is_some_and(|last| options.stop.contains(last))
 }
 
 /// Tokens that end an answer.

@@ -5,6 +5,8 @@
 //! full segment to the memory instead and begins the next.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use armt_engine::Tape;
 
@@ -46,11 +48,33 @@ pub struct Options {
     pub roll_over: bool,
     /// Give back every step's logits.
     pub keep_logits: bool,
+    /// Set from elsewhere it ends everything soon, by [`Error::Interrupted`], the reading of a long prompt too.
+    pub interrupt: Option<Arc<AtomicBool>>,
 }
+
+impl Options {
+    /// Is [`Error::Interrupted`] once `interrupt` is set.
+    pub fn expect_going_on(&self) -> Result<()> {
+        match &self.interrupt {
+            Some(set) if set.load(Ordering::Relaxed) => Err(Error::Interrupted),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Segments of a prompt that are read at once: a prompt of any length takes no more memory than so many.
+const AT_ONCE: usize = 256;
 
 impl Default for Options {
     fn default() -> Self {
-        Options { max_new_tokens: 32, stop: Vec::new(), sampling: Sampling::Greedy, roll_over: true, keep_logits: false }
+        Options {
+            max_new_tokens: 32,
+            stop: Vec::new(),
+            sampling: Sampling::Greedy,
+            roll_over: true,
+            keep_logits: false,
+            interrupt: None,
+        }
     }
 }
 
@@ -96,8 +120,11 @@ pub fn generate_until(
     let mut pick = Picker::new(&options.sampling)?;
     let mut segments = model.segments(prompt)?;
     let Some(last) = segments.pop() else { return Err(Error::input("at least one token to go on from", "none")) };
-    let state = closed(model, state)?;
-    let mut state = if segments.is_empty() { state } else { model.absorb(&segments, &state)? };
+    let mut state = closed(model, state)?;
+    for some in segments.chunks(AT_ONCE) {
+        options.expect_going_on()?;
+        state = model.absorb(some, &state)?;
+    }
     let (texts, tokens) = (prompt.texts, prompt.tokens());
     // The open segment's tokens, row by row.
     let mut open: Vec<Vec<i32>> = (0..texts).map(|b| prompt.ids[b * tokens..][last.range.clone()].to_vec()).collect();
@@ -107,6 +134,7 @@ pub fn generate_until(
     let mut out = Generated { tokens, probabilities, logits: Vec::new(), state: state.clone() };
     let mut done = vec![false; texts];
     for step in 0..options.max_new_tokens {
+        options.expect_going_on()?;
         let next = logits.chunks(model.sizes().vocab).map(|row| pick.token(row)).collect::<Result<Vec<i32>>>()?;
         let shares: Vec<f32> = logits.chunks(model.sizes().vocab).zip(&next).map(|(row, token)| probability(row, *token)).collect();
         if options.keep_logits {

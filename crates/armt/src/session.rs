@@ -114,9 +114,16 @@ impl Session {
         Ok(self.state.tokens_read() + (tokens.len() + self.tokenizer.encode_open(text)?.len()) as u64)
     }
 
-    /// Takes a state in place of what was read. One of another model, or of several texts, is an error.
+    /// Takes a state in place of what was read. One of another model, of several texts, or with a token outside the vocabulary, is an error.
     pub fn set_state(&mut self, state: State) -> Result<()> {
         self.model.expect_state(&state, 1)?;
+        let vocabulary = self.model.sizes().vocab;
+        if let Some(token) = state.tails()[0].tokens.iter().find(|token| usize::try_from(**token).map_or(true, |t| t >= vocabulary))
+        {
+            return Err(Error::StateFile(format!(
+                "its open text has a token {token}, which is outside the vocabulary of {vocabulary}"
+            )));
+        }
         self.take(state);
         Ok(())
     }

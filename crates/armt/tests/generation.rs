@@ -4,6 +4,9 @@
 
 mod small;
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
 use armt::config::Alignment;
 use armt::engine::Device;
 use armt::generate::{Options, Sampling};
@@ -68,6 +71,30 @@ fn the_first_token_after_a_prompt_is_the_one_that_reading_it_predicts() {
             let last: Vec<f32> = (0..2).flat_map(|b| logits[(b * 15 + 14) * v..][..v].to_vec()).collect();
             assert!(off(&out.logits[0], &last) < 1e-4, "{family} {}", model.config().memory.kind());
         }
+    }
+}
+
+#[test]
+fn a_prompt_longer_than_what_is_read_at_once_leaves_the_state_of_reading_it_whole() {
+    for memory in memories() {
+        let model = of(FAMILIES[0], memory, 12);
+        let prompt = tokens(1, 270 * 6, 13);
+        let out = generate(&model, &prompt, &Options { max_new_tokens: 1, ..Options::default() });
+        let mut segments = model.segments(&prompt).unwrap();
+        segments.pop();
+        let whole = model.absorb(&segments, &model.empty(1).unwrap()).unwrap();
+        assert_eq!(out.state.segments_read(), 269);
+        assert_eq!(numbers(&out.state), numbers(&whole), "{}", model.config().memory.kind());
+    }
+}
+
+#[test]
+fn what_is_interrupted_says_so() {
+    let model = of(FAMILIES[0], memories()[0].clone(), 1);
+    let options = Options { interrupt: Some(Arc::new(AtomicBool::new(true))), ..Options::default() };
+    for prompt in [tokens(1, 4, 1), tokens(1, 40, 1)] {
+        let said = armt::generate::generate(&model, &prompt, &model.empty(1).unwrap(), &options, &mut |_| {});
+        assert!(matches!(said, Err(armt::Error::Interrupted)));
     }
 }
 

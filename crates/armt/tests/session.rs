@@ -87,6 +87,14 @@ fn a_kept_state_is_asked_later_and_refused_elsewhere() {
     assert_eq!(bits(later.state()), before, "a refused file changes nothing");
     let two = Session::stack(&[first, later.fork()]).unwrap();
     assert!(matches!(later.set_state(two), Err(Error::Texts { state: 2, texts: 1 })));
+    let vocabulary = later.model().sizes().vocab as i32;
+    for token in [-1, vocabulary, i32::MAX] {
+        let mut tail = later.state().tails()[0].clone();
+        tail.tokens.push(token);
+        let strange = later.state().clone().with_tails(vec![tail]).unwrap();
+        assert!(later.set_state(strange).unwrap_err().to_string().contains("outside the vocabulary"), "{token}");
+        assert_eq!(bits(later.state()), before);
+    }
 }
 
 #[test]

@@ -52,6 +52,9 @@ impl Sending {
     /// Sends a piece, as soon as those before it are nearly read. Where reading has failed, it says why.
     pub async fn send(&self, mut piece: Bytes) -> Reply<()> {
         loop {
+            if self.readings.ending.load(Ordering::SeqCst) {
+                return Err(Refusal::unavailable("the server is about to end: what came is read"));
+            }
             let taken = self.text.taken.notified();
             if let Some(why) = &self.text.progress.borrow().failed {
                 return Err(why.clone());
@@ -185,8 +188,8 @@ impl Readings {
         if self.ending.load(Ordering::SeqCst) {
             return Err(Refusal::unavailable("the server is about to end"));
         }
-        let Now { session, text_bytes, .. } = memory.now();
-        let progress = TextProgress { tokens: session.tokens_read()?, text_bytes, ..TextProgress::default() };
+        let Now { session, tokens_read, text_bytes, .. } = memory.now();
+        let progress = TextProgress { tokens: tokens_read, text_bytes, ..TextProgress::default() };
         let text = Arc::new(Text {
             memory: memory.clone(),
             reserved: Mutex::new(Some(reserved)),
@@ -441,13 +444,17 @@ impl Readings {
     fn put(&self, text: &Text, session: Session, bytes: u64, change: Option<Change>) -> Reply<()> {
         let memory = &text.memory;
         let before = memory.now();
-        let tokens = session.tokens_read()?;
+        if change.as_ref().is_some_and(|change| !change.layers.iter().all(|norm| norm.is_finite())) {
+            // A file of it could not be written, and what it answers is nothing. It stays what it was.
+            session.to_bytes()?;
+        }
         let read = session.state().tokens_read() - before.session.state().tokens_read();
         Metrics::add(&self.metrics.tokens, read);
         Metrics::add(&self.metrics.bytes, bytes);
         let text_bytes = before.text_bytes + bytes;
         lock(&text.inbox).set_tail(session.state().tails()[0].tokens.len());
-        memory.put(session, text_bytes, change.clone());
+        memory.put(session, text_bytes, change.clone())?;
+        let tokens = memory.now().tokens_read;
         if let Some(keeper) = &self.keeper {
             keeper.keep(memory);
         }

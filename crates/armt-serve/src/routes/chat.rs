@@ -7,11 +7,11 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::completions::{head, reason, streamed, usage};
-use super::json_of;
 use super::memories::How;
+use super::{encode, json_of, refuse_undone};
 use crate::app::App;
 use crate::asking::Question;
 use crate::keys::Client;
@@ -25,6 +25,8 @@ pub struct Chat {
     n: Option<usize>,
     #[serde(flatten)]
     how: How,
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 #[derive(Deserialize)]
@@ -34,7 +36,7 @@ struct Message {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text, or a list of parts with a `text`")]
 enum Content {
     Text(String),
     Parts(Vec<Part>),
@@ -56,7 +58,11 @@ impl Content {
 
 pub async fn complete(State(app): State<Arc<App>>, Extension(client): Extension<Client>, body: Body) -> Reply<Response> {
     let template = app.chat.as_ref().ok_or_else(|| Refusal::missing("path: the model's folder has no chat template"))?;
-    let Chat { messages, max_completion_tokens, memory, n, mut how } = json_of(&app, body).await?;
+    let Chat { messages, max_completion_tokens, memory, n, mut how, others } = json_of(&app, body).await?;
+    refuse_undone(&others)?;
+    if others.get("logprobs").is_some_and(|wanted| wanted == true) {
+        return Err(Refusal::field("logprobs", "expected false: /v1/completions tells them"));
+    }
     if n.is_some_and(|n| n != 1) {
         return Err(Refusal::field("n", "expected 1"));
     }
@@ -67,9 +73,8 @@ pub async fn complete(State(app): State<Arc<App>>, Extension(client): Extension<
         Some(id) => app.memories.get(&id, client)?.now().session,
         None => Arc::new(app.empty.fork()),
     };
-    let prompt = session.tokenizer().encode(&text)?;
+    let prompt = encode(&app, text).await?;
     let (options, stop, read) = (how.options(&app, 512, 1.0)?, how.stop(), prompt.len());
-    let most = options.max_new_tokens;
     let question = Question { session, prompt, options, stop, listener: None };
     if how.stream.unwrap_or(false) {
         let choice = |text: String, reason: Option<&str>| {
@@ -77,13 +82,13 @@ pub async fn complete(State(app): State<Arc<App>>, Extension(client): Extension<
             json!([{ "index": 0, "delta": delta, "finish_reason": reason }])
         };
         let head = head(&app, "chatcmpl", "chat.completion.chunk");
-        return Ok(streamed(app, question, head, choice));
+        return Ok(streamed(app, question, head, choice, how.wants_usage()));
     }
     let answer = app.questions.ask(question).await?;
     let message = json!({ "role": "assistant", "content": answer.text });
     let mut reply = head(&app, "chatcmpl", "chat.completion");
     let said = answer.tokens.len();
-    reply.insert("choices".into(), json!([{ "index": 0, "message": message, "finish_reason": reason(said, most) }]));
+    reply.insert("choices".into(), json!([{ "index": 0, "message": message, "finish_reason": reason(&answer) }]));
     reply.insert("usage".into(), usage([read, said]));
     Ok(Json(reply).into_response())
 }

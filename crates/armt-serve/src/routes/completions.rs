@@ -2,9 +2,10 @@
 //! or that of `memory`.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use armt::Session;
+use armt::answer::Answer;
 use armt::generate::{Generated, Options, generate};
 use armt::segment::Batch;
 use axum::body::Body;
@@ -16,7 +17,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
 use super::memories::How;
-use super::{events, json_of, received};
+use super::{aside, events, json_of, received, refuse_undone};
 use crate::app::App;
 use crate::asking::Question;
 use crate::keys::Client;
@@ -26,12 +27,13 @@ use crate::refusal::{Refusal, Reply};
 const ALTERNATIVES: usize = 20;
 /// Most prompts of a request.
 const PROMPTS: usize = 256;
+/// Most tokens of a prompt whose probabilities are told, each counted once for itself and once for every alternative.
+const TOLD: usize = 1 << 20;
 
 #[derive(Deserialize)]
 pub struct Complete {
     prompt: Prompts,
-    #[serde(default)]
-    echo: bool,
+    echo: Option<bool>,
     logprobs: Option<usize>,
     memory: Option<String>,
     n: Option<usize>,
@@ -39,10 +41,12 @@ pub struct Complete {
     suffix: Option<String>,
     #[serde(flatten)]
     how: How,
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "prompt: expected a text, a list of texts, a list of tokens, or a list of such lists")]
 enum Prompts {
     Text(String),
     Texts(Vec<String>),
@@ -51,6 +55,16 @@ enum Prompts {
 }
 
 impl Prompts {
+    /// About how many bytes they are.
+    fn size(&self) -> usize {
+        match self {
+            Prompts::Text(text) => text.len(),
+            Prompts::Texts(texts) => texts.iter().map(String::len).sum(),
+            Prompts::Tokens(tokens) => tokens.len(),
+            Prompts::TokenLists(lists) => lists.iter().map(Vec::len).sum(),
+        }
+    }
+
     fn tokens(self, app: &App) -> Reply<Vec<Vec<i32>>> {
         let encode = |text: &String| app.empty.tokenizer().encode(text);
         let prompts = match self {
@@ -80,6 +94,7 @@ pub async fn complete(State(app): State<Arc<App>>, Extension(client): Extension<
             return Err(Refusal::field(name, "expected 1"));
         }
     }
+    refuse_undone(&request.others)?;
     if request.suffix.is_some_and(|suffix| !suffix.is_empty()) {
         return Err(Refusal::field("suffix", "expected none: the model goes forward only"));
     }
@@ -90,31 +105,45 @@ pub async fn complete(State(app): State<Arc<App>>, Extension(client): Extension<
         Some(id) => app.memories.get(id, client)?.now().session,
         None => Arc::new(app.empty.fork()),
     };
-    let prompts = request.prompt.tokens(&app)?;
+    let prompts = {
+        let (app, prompt) = (app.clone(), request.prompt);
+        aside(prompt.size(), move || prompt.tokens(&app)).await?
+    };
+    let echo = request.echo.unwrap_or(false);
+    let told = request.logprobs.map_or(0, |n| n + 1);
+    if echo && prompts.iter().map(Vec::len).sum::<usize>() * told > TOLD {
+        let most = TOLD / told;
+        return Err(Refusal::too_long("prompt", format!("expected at most {most} tokens with echo and so many logprobs")));
+    }
     let (options, stop) = (request.how.options(&app, 16, 1.0)?, request.how.stop());
     let head = head(&app, "cmpl", "text_completion");
     if request.how.stream.unwrap_or(false) {
-        if prompts.len() > 1 || request.echo || request.logprobs.is_some() {
+        if prompts.len() > 1 || echo || request.logprobs.is_some() {
             return Err(Refusal::field("stream", "expected false with several prompts, echo or logprobs"));
         }
         let choice =
             |text: String, reason: Option<&str>| json!([{ "index": 0, "text": text, "logprobs": null, "finish_reason": reason }]);
         let prompt = prompts.into_iter().next().unwrap_or_default();
-        return Ok(streamed(app, Question { session, prompt, options, stop, listener: None }, head, choice));
+        let question = Question { session, prompt, options, stop, listener: None };
+        return Ok(streamed(app, question, head, choice, request.how.wants_usage()));
     }
     let (mut choices, mut used) = (Vec::new(), [0, 0]);
     for (index, prompt) in prompts.into_iter().enumerate() {
         used[0] += prompt.len();
-        let (text, said, reason, logprobs) = if request.echo || request.logprobs.is_some() {
-            let (session, options, stop, echo) = (session.clone(), options.clone(), stop.clone(), request.echo);
+        let (text, said, reason, logprobs) = if echo || request.logprobs.is_some() {
+            let (session, options, stop) = (session.clone(), options.clone(), stop.clone());
             let alternatives = request.logprobs;
-            app.questions.work(move || scored(&session, &prompt, echo, alternatives, &options, &stop)).await?
+            let done = app.questions.work(move |gone| {
+                let options = Options { interrupt: Some(gone.clone()), ..options };
+                scored(&session, &prompt, echo, alternatives, &options, &stop)
+            });
+            done.await.inspect(|(_, said, ..)| app.questions.tally(*said, Duration::ZERO))?
         } else {
-            let most = options.max_new_tokens;
             let question =
                 Question { session: session.clone(), prompt, options: options.clone(), stop: stop.clone(), listener: None };
             let answer = app.questions.ask(question).await?;
-            (answer.text, answer.tokens.len(), reason(answer.tokens.len(), most), Value::Null)
+            let reason = reason(&answer);
+            (answer.text, answer.tokens.len(), reason, Value::Null)
         };
         used[1] += said;
         choices.push(json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": reason }));
@@ -129,9 +158,9 @@ pub fn usage([prompt, said]: [usize; 2]) -> Value {
     json!({ "prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said })
 }
 
-/// Why a text ended that could have had so many tokens.
-pub fn reason(said: usize, most: usize) -> &'static str {
-    if said < most { "stop" } else { "length" }
+/// Why an answer ended.
+pub fn reason(answer: &Answer) -> &'static str {
+    if answer.ended { "stop" } else { "length" }
 }
 
 /// What replies of all kinds begin with.
@@ -146,14 +175,16 @@ pub fn head(app: &App, kind: &str, object: &str) -> Map<String, Value> {
     fields.into_iter().map(|(key, value)| (key.to_string(), value)).collect()
 }
 
-/// An answer as it comes; `choice` makes of a piece of it, or of its end, what the endpoint tells.
+/// An answer as it comes; `choice` makes of a piece of it, or of its end, what the endpoint tells. `with_usage` tells at the end how many tokens
+/// there were.
 pub fn streamed(
     app: Arc<App>,
     question: Question,
     head: Map<String, Value>,
     choice: impl Fn(String, Option<&str>) -> Value + Send + Sync + 'static,
+    with_usage: bool,
 ) -> Response {
-    let most = question.options.max_new_tokens;
+    let asked = question.prompt.len();
     let (listener, mut heard) = mpsc::unbounded_channel();
     let question = Question { listener: Some(listener), ..question };
     let (say, said) = mpsc::unbounded_channel();
@@ -172,11 +203,17 @@ pub fn streamed(
             heard.close();
         };
         let (answer, ()) = tokio::join!(app.questions.ask(question), hear);
-        let last = match answer {
-            Ok(answer) => event(String::new(), Some(reason(answer.tokens.len(), most))),
-            Err(refusal) => refusal.body(),
-        };
-        let _ = say.send(last);
+        match answer {
+            Ok(answer) => {
+                let mut last = event(String::new(), Some(reason(&answer)));
+                let _ = say.send(last.clone());
+                if with_usage {
+                    (last["choices"], last["usage"]) = (json!([]), usage([asked, answer.tokens.len()]));
+                    let _ = say.send(last);
+                }
+            }
+            Err(refusal) => drop(say.send(refusal.body())),
+        }
         let _ = say.send(Value::Null);
     });
     events(received(said))
@@ -200,7 +237,7 @@ fn scored(
 ) -> Reply<(String, usize, &'static str, Value)> {
     let (model, tokenizer) = (session.model(), session.tokenizer());
     let top = alternatives.unwrap_or(0);
-    let mut scores = if echo { score_prompt(session, prompt, top)? } else { Vec::new() };
+    let mut scores = if echo { score_prompt(session, prompt, top, options)? } else { Vec::new() };
     let (mut text, mut said, mut why) = (String::new(), 0, "length");
     if echo {
         text = tokenizer.decode(prompt)?;
@@ -233,7 +270,7 @@ fn scored(
 }
 
 /// The first token has nothing to be probable after.
-fn score_prompt(session: &Session, prompt: &[i32], top: usize) -> Reply<Vec<Scored>> {
+fn score_prompt(session: &Session, prompt: &[i32], top: usize, options: &Options) -> Reply<Vec<Scored>> {
     let model = session.model();
     let batch = Batch { ids: prompt.to_vec(), texts: 1, mask: None };
     let mut state = session.closed()?.clone();
@@ -241,6 +278,7 @@ fn score_prompt(session: &Session, prompt: &[i32], top: usize) -> Reply<Vec<Scor
     let mut scores = Vec::with_capacity(prompt.len());
     let vocabulary = model.sizes().vocab;
     for segment in model.segments(&batch)? {
+        options.expect_going_on()?;
         let ids = prompt[segment.range.clone()].to_vec();
         let part = Batch { ids: ids.clone(), texts: 1, mask: None };
         let (logits, after) = model.forward(&part, &state, armt::schedule::ScheduleKind::Auto)?;

@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use armt::answer::Answer;
 use armt::generate::{Options, Sampling};
-use armt::state::Extent;
 use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -16,16 +15,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
-use super::{Pieces, events, json_of, received, wants_events, whole};
+use super::{Id, LARGE, Pieces, Whole, aside, encode, events, json_of, received, wants_events, whole};
 use crate::app::App;
 use crate::asking::Question;
 use crate::keys::Client;
-use crate::memory::{Memory, Now};
+use crate::memory::{Known, Made, Memory, Now};
 use crate::reading::TextProgress;
 use crate::refusal::{Refusal, Reply};
-
-/// Bytes that the file of a memory may have beside the memory's own: its names, and what is open of the text.
-const AROUND: u64 = 16 << 20;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -53,26 +49,30 @@ pub async fn make(State(app): State<Arc<App>>, Extension(client): Extension<Clie
         None => (Arc::new(app.empty.fork()), 0),
     };
     let stays = ttl.map(Duration::from_secs).or(app.limits.idle);
-    let memory = Memory::new(client, name, stays, session, text_bytes)?;
+    let memory = Memory::new(Made::now(client, name, stays)?, session, text_bytes, Vec::new())?;
     app.memories.add(memory.clone(), app.limits.memories)?;
     kept(&app, &memory).await?;
-    Ok((StatusCode::CREATED, Json(memory.described(&app.name)?)).into_response())
+    Ok((StatusCode::CREATED, described(&app, memory).await?).into_response())
+}
+
+/// What clients are told of a memory. It takes a look at all of its numbers.
+async fn described(app: &Arc<App>, memory: Arc<Memory>) -> Reply<Json<Value>> {
+    let app = app.clone();
+    aside(LARGE, move || Ok(Json(memory.described(&app.name)?))).await
 }
 
 pub async fn list(State(app): State<Arc<App>>, Extension(client): Extension<Client>) -> Reply<Json<Value>> {
-    let data = app.memories.of(client).iter().map(|memory| memory.described(&app.name)).collect::<Reply<Vec<_>>>()?;
-    Ok(Json(json!({ "object": "list", "data": data })))
+    let memories = app.memories.of(client);
+    let data = aside(LARGE, move || memories.iter().map(|memory| memory.described(&app.name)).collect::<Reply<Vec<_>>>());
+    Ok(Json(json!({ "object": "list", "data": data.await? })))
 }
 
-pub async fn describe(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Reply<Json<Value>> {
-    Ok(Json(app.memories.get(&id, client)?.described(&app.name)?))
+pub async fn describe(State(app): State<Arc<App>>, Extension(client): Extension<Client>, Id(id): Id) -> Reply<Json<Value>> {
+    let memory = app.memories.get(&id, client)?;
+    described(&app, memory).await
 }
 
-pub async fn delete(State(app): State<Arc<App>>, Extension(client): Extension<Client>, Path(id): Path<String>) -> Reply<Response> {
+pub async fn delete(State(app): State<Arc<App>>, Extension(client): Extension<Client>, Id(id): Id) -> Reply<Response> {
     app.remove(&id, client)?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -83,8 +83,14 @@ async fn kept(app: &App, memory: &Arc<Memory>) -> Reply<()> {
     let version = memory.now().version;
     let mut kept = memory.kept.subscribe();
     keeper.keep(memory);
-    let written = tokio::time::timeout(app.limits.answering, kept.wait_for(|kept| *kept >= version)).await;
-    written.map(drop).map_err(|_| Refusal::unavailable("the memory could not be written to its folder"))
+    let written = kept.wait_for(|kept| kept.version >= version || kept.failed.is_some());
+    let written = tokio::time::timeout(app.limits.answering, written).await;
+    match written {
+        _ if memory.is_deleted() => Err(Refusal::missing("memory")),
+        Ok(Ok(kept)) if kept.failed.is_none() => Ok(()),
+        // Why is the server's matter, and stands in its log.
+        _ => Err(Refusal::unavailable("the memory could not be written to its folder; it is tried again")),
+    }
 }
 
 #[derive(Deserialize)]
@@ -97,35 +103,53 @@ pub struct Onto {
 pub async fn text(
     State(app): State<Arc<App>>,
     Extension(client): Extension<Client>,
-    Path(id): Path<String>,
+    Id(id): Id,
     query: Result<Query<Onto>, QueryRejection>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply<Response> {
     let memory = app.memories.get(&id, client)?;
     let Query(Onto { offset }) = query.map_err(|e| Refusal::field("offset", e.body_text()))?;
-    let once = headers.get("idempotency-key").and_then(|key| key.to_str().ok()).map(String::from);
-    if let Some(answer) = once.as_deref().and_then(|key| memory.answered(key)) {
-        return Ok(Json(answer).into_response());
+    if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
+        return Err(Refusal::form("expected a text as it is, without a Content-Encoding"));
+    }
+    let key = headers.get("idempotency-key").map(|key| key.to_str().map(String::from)).transpose();
+    let key = key.map_err(|_| Refusal::invalid("expected an Idempotency-Key of ASCII"))?;
+    let as_events = wants_events(&headers);
+    let again = move |answer: Value| match as_events {
+        true => events(futures_util::stream::iter([json!({ "done": answer })])),
+        false => Json(answer).into_response(),
+    };
+    if let Some(answer) = key.as_deref().and_then(|key| memory.answered(key)) {
+        return Ok(again(answer));
     }
     if let Some(keeper) = &app.keeper {
         keeper.expect_room()?;
     }
     let sending = app.readings.begin(&memory)?;
-    let taken = memory.now().text_bytes;
-    let mut known = match offset {
-        Some(offset) if offset > taken => {
+    let Now { text_bytes: taken, tokens_read: before, .. } = memory.now();
+    let begun = memory.begin_text(key.as_deref(), taken).and_then(|known| match (known, offset) {
+        (Known::From(_), Some(offset)) if offset > taken => Err(Refusal::conflict(format!(
+            "the memory has {taken} bytes of the text: expected an offset of at most that, got {offset}"
+        ))),
+        (Known::From(from), offset) => Ok(Known::From(offset.unwrap_or(from))),
+        (answered, _) => Ok(answered),
+    });
+    let begun = match begun {
+        Ok(Known::From(from)) => Ok(from),
+        Ok(Known::Answered(answer)) => Err(Ok(again(answer))),
+        Err(refusal) => Err(Err(refusal)),
+    };
+    let mut known = match begun {
+        Ok(from) => taken.saturating_sub(from),
+        Err(reply) => {
             let progress = sending.progress();
             drop(sending);
             over(progress).await;
-            return Err(Refusal::conflict(format!(
-                "the memory has {taken} bytes of the text: expected an offset of at most that, got {offset}"
-            )));
+            return reply;
         }
-        Some(offset) => taken - offset,
-        None => 0,
     };
-    let (start, before) = (Instant::now(), memory.now().session.tokens_read()?);
+    let start = Instant::now();
     let progress = sending.progress();
     let mut pieces = Pieces::new(&app, body);
     let mut heard = sending.progress();
@@ -158,13 +182,13 @@ pub async fn text(
             let mut done = told(&last, before, start);
             done["id"] = memory.id.clone().into();
             done["segments_read"] = memory.now().session.state().segments_read().into();
-            if let Some(key) = once {
-                memory.answer(key, done.clone());
+            if let Some(key) = key {
+                memory.answer(&key, done.clone());
             }
             Ok(done)
         }
     };
-    if !wants_events(&headers) {
+    if !as_events {
         return match send.await {
             Ok(_sent) => Ok(Json(finish.await?).into_response()),
             Err(refusal) => {
@@ -219,22 +243,21 @@ fn told(progress: &TextProgress, before: u64, start: Instant) -> Value {
 }
 
 /// Ends the document: what comes after it begins a segment of its own.
-pub async fn end(State(app): State<Arc<App>>, Extension(client): Extension<Client>, Path(id): Path<String>) -> Reply<Json<Value>> {
+pub async fn end(State(app): State<Arc<App>>, Extension(client): Extension<Client>, Id(id): Id) -> Reply<Json<Value>> {
     let memory = app.memories.get(&id, client)?;
     let reserved = memory.reserve()?;
-    let own = memory.clone();
     app.questions
-        .work(move || {
+        .work(move |_| {
+            // As long as it is worked on, also where its client has gone away.
+            let own = &reserved.0;
             let Now { session, text_bytes, .. } = own.now();
             let mut session = session.fork();
             session.end_document()?;
-            own.put(session, text_bytes, None);
-            Ok(())
+            own.put(session, text_bytes, None)
         })
         .await?;
-    drop(reserved);
     kept(&app, &memory).await?;
-    Ok(Json(memory.described(&app.name)?))
+    described(&app, memory).await
 }
 
 /// How to answer, as all endpoints that generate have it.
@@ -247,10 +270,16 @@ pub struct How {
     pub seed: Option<u64>,
     pub stop: Option<Stop>,
     pub stream: Option<bool>,
+    pub stream_options: Option<StreamOptions>,
+}
+
+#[derive(Deserialize, Default)]
+pub struct StreamOptions {
+    include_usage: Option<bool>,
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "stop: expected a text or a list of texts")]
 pub enum Stop {
     One(String),
     Some(Vec<String>),
@@ -267,11 +296,22 @@ impl How {
         if !(0.0..=100.0).contains(&temperature) {
             return Err(Refusal::field("temperature", format!("expected 0 to 100, got {temperature}")));
         }
+        if let Some(p) = self.top_p.filter(|p| !(*p > 0.0 && *p <= 1.0)) {
+            return Err(Refusal::field("top_p", format!("expected above 0 and at most 1, got {p}")));
+        }
+        if self.top_k == Some(0) {
+            return Err(Refusal::field("top_k", "expected at least 1, got 0"));
+        }
         let sampling = match temperature {
             0.0 => Sampling::Greedy,
             _ => Sampling::Random { temperature, top_k: self.top_k, top_p: self.top_p, seed: self.seed.unwrap_or_else(fresh_seed) },
         };
         Ok(Options { max_new_tokens, sampling, ..Options::default() })
+    }
+
+    /// Whether a stream is to end with how many tokens there were.
+    pub fn wants_usage(&self) -> bool {
+        self.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false)
     }
 
     pub fn stop(&self) -> Vec<String> {
@@ -297,18 +337,12 @@ const ASK: [&str; 9] = ["question", "max_tokens", "temperature", "top_p", "top_k
 pub struct Ask {
     question: String,
     /// Have the tokens of the answer, with their probabilities.
-    #[serde(default)]
-    logprobs: bool,
+    logprobs: Option<bool>,
     #[serde(flatten)]
     how: How,
 }
 
-pub async fn ask(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-    body: Body,
-) -> Reply<Response> {
+pub async fn ask(State(app): State<Arc<App>>, Extension(client): Extension<Client>, Id(id): Id, body: Body) -> Reply<Response> {
     let memory = app.memories.get(&id, client)?;
     let asked: serde_json::Map<String, Value> = json_of(&app, body).await?;
     // Not every field that is not ours is a mistake to the endpoints that have OpenAI's; here it is.
@@ -320,19 +354,19 @@ pub async fn ask(
     if question.is_empty() {
         return Err(Refusal::field("question", "expected a question, got nothing"));
     }
-    let Now { session, .. } = memory.now();
+    let Now { session, tokens_read, .. } = memory.now();
     let after = session.model().config().after_question.clone().unwrap_or_default();
-    let prompt = session.tokenizer().encode(&format!("{question}{after}"))?;
+    let prompt = encode(&app, format!("{question}{after}")).await?;
     let (options, stop) = (how.options(&app, 64, 0.0)?, how.stop());
     let seen = session.clone();
     let told = move |answer: Answer| -> Reply<Value> {
         let mut told = json!({
             "answer": answer.text,
             "probability": answer.probability(),
-            "tokens_read": seen.tokens_read()?,
+            "tokens_read": tokens_read,
             "segments_read": seen.state().segments_read(),
         });
-        if logprobs {
+        if logprobs == Some(true) {
             let token = |t: &armt::answer::AnswerToken| json!({ "token": t.token, "text": t.text, "probability": t.probability });
             told["tokens"] = answer.tokens.iter().map(token).collect();
         }
@@ -363,17 +397,18 @@ pub async fn ask(
     Ok(events(received(said)))
 }
 
-pub async fn download(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Reply<Response> {
+pub async fn download(State(app): State<Arc<App>>, Extension(client): Extension<Client>, Id(id): Id) -> Reply<Response> {
     let Now { session, .. } = app.memories.get(&id, client)?.now();
-    let bytes = session.to_bytes()?;
+    let (bytes, tag) = aside(LARGE, move || {
+        let bytes = session.to_bytes()?;
+        let tag = format!("\"{}\"", blake3::hash(&bytes));
+        Ok((bytes, tag))
+    })
+    .await?;
     let headers = [
         (header::CONTENT_TYPE, "application/octet-stream".to_string()),
         (header::CONTENT_DISPOSITION, format!("attachment; filename=\"{id}.mem\"")),
-        (header::ETAG, format!("\"{}\"", blake3::hash(&bytes))),
+        (header::ETAG, tag),
     ];
     Ok((headers, bytes).into_response())
 }
@@ -382,17 +417,12 @@ pub async fn download(
 pub async fn upload(
     State(app): State<Arc<App>>,
     Extension(client): Extension<Client>,
-    Path(id): Path<String>,
+    Id(id): Id,
     headers: HeaderMap,
     body: Body,
 ) -> Reply<Json<Value>> {
     let memory = app.memories.get(&id, client)?;
-    let model = app.empty.model();
-    let layout = model.recurrence().layout();
-    let grows = layout.parts.iter().flat_map(|part| &part.shape).any(|e| matches!(e, Extent::Segments(_) | Extent::Any));
-    let most = layout.bytes(model.dtype()) as u64 * 2 + AROUND;
-    // A memory that grows with its text has no size of its own.
-    let most = if grows { most.max(app.limits.body) } else { most };
+    let most = app.largest_file;
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if length.ok_or_else(Refusal::length_required)? > most {
         return Err(Refusal::too_large(most));
@@ -401,17 +431,16 @@ pub async fn upload(
         keeper.expect_room()?;
     }
     let reserved = memory.reserve()?;
-    let bytes = whole(&app, body, most).await?;
-    let own = memory.clone();
+    let Whole { bytes, room } = whole(&app, body, most).await?;
     app.questions
-        .work(move || {
+        .work(move |_| {
+            // As long as it is worked on, also where its client has gone away.
+            let (own, _room) = (&reserved.0, room);
             let mut session = own.now().session.fork();
             session.from_bytes(&bytes)?;
-            own.replace(session);
-            Ok(())
+            own.replace(session)
         })
         .await?;
-    drop(reserved);
     kept(&app, &memory).await?;
-    Ok(Json(memory.described(&app.name)?))
+    described(&app, memory).await
 }

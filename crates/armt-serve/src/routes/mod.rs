@@ -9,7 +9,8 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{Request, State};
+use axum::extract::{FromRequestParts, Path, Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -17,21 +18,22 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures_util::{Stream, StreamExt};
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use serde_json::{Map, Value, json};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use crate::app::App;
+use crate::app::{App, PERMIT};
 use crate::keys::Client;
 use crate::metrics::Metrics;
 use crate::refusal::{Refusal, Reply};
 
 /// Every path with its methods, as `/openapi.json` has them.
-pub const ROUTES: [(&str, &[&str]); 16] = [
+pub const ROUTES: [(&str, &[&str]); 17] = [
     ("/", &["get"]),
     ("/health", &["get"]),
     ("/metrics", &["get"]),
     ("/openapi.json", &["get"]),
     ("/v1/models", &["get"]),
+    ("/v1/models/{id}", &["get"]),
     ("/v1/memories", &["get", "post"]),
     ("/v1/memories/{id}", &["get", "delete"]),
     ("/v1/memories/{id}/text", &["post"]),
@@ -55,6 +57,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(|| async { ([(header::CONTENT_TYPE, "application/json")], include_str!("../openapi.json")) }))
         .route("/v1/models", get(models))
+        .route("/v1/models/{id}", get(model))
         .route("/v1/memories", get(memories::list).post(memories::make))
         .route("/v1/memories/{id}", get(memories::describe).delete(memories::delete))
         .route("/v1/memories/{id}/text", post(memories::text))
@@ -135,8 +138,16 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
 }
 
 async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({ "object": "list", "data": [described(&app)] }))
+}
+
+async fn model(State(app): State<Arc<App>>, Id(id): Id) -> Reply<Json<Value>> {
+    if id == app.name { Ok(Json(described(&app))) } else { Err(Refusal::missing("model")) }
+}
+
+fn described(app: &App) -> Value {
     let model = app.empty.model();
-    Json(json!({ "object": "list", "data": [{
+    json!({
         "id": app.name,
         "object": "model",
         "created": 0,
@@ -145,27 +156,99 @@ async fn models(State(app): State<Arc<App>>) -> Json<Value> {
         "parameters": model.parameters(),
         "segment_size": model.config().segment_size,
         "chat": app.chat.is_some(),
-    }] }))
+    })
+}
+
+/// The part of a path that names something. What no name can be is not there.
+struct Id(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Reply<Self> {
+        let Path(id) = Path::from_request_parts(parts, state).await.map_err(|_| Refusal::missing("path"))?;
+        Ok(Id(id))
+    }
+}
+
+/// What takes longer than this many bytes of text is done beside the threads that all requests share.
+const LARGE: usize = 16 << 10;
+
+/// Does something with so many bytes, at once where they are few.
+async fn aside<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> Reply<T> + Send + 'static) -> Reply<T> {
+    if bytes < LARGE {
+        return work();
+    }
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|_| Err(Refusal::failure("the work was lost")))
+}
+
+/// The tokens of a text.
+async fn encode(app: &Arc<App>, text: String) -> Reply<Vec<i32>> {
+    let app = app.clone();
+    aside(text.len(), move || Ok(app.empty.tokenizer().encode(&text)?)).await
 }
 
 /// A body of JSON, whole. An empty one is `{}`.
-async fn json_of<T: DeserializeOwned>(app: &App, body: Body) -> Reply<T> {
-    let bytes = whole(app, body, app.limits.body).await?;
-    let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
-    serde_json::from_slice(bytes).map_err(|e| Refusal::invalid(format!("the body: {e}")))
+async fn json_of<T: DeserializeOwned + Send + 'static>(app: &App, body: Body) -> Reply<T> {
+    let Whole { bytes, room } = whole(app, body, app.limits.body).await?;
+    aside(bytes.len(), move || {
+        let _room = room;
+        let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
+        // A list would be taken for the fields in their order.
+        if bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[') {
+            return Err(Refusal::invalid("the body: expected an object, got a list"));
+        }
+        serde_json::from_slice(bytes).map_err(|e| Refusal::invalid(format!("the body: {e}")))
+    })
+    .await
+}
+
+/// What OpenAI's endpoints have and this server does not do. A value that asks for nothing is passed over.
+fn refuse_undone(fields: &Map<String, Value>) -> Reply<()> {
+    const UNDONE: [&str; 7] =
+        ["frequency_penalty", "presence_penalty", "logit_bias", "tools", "functions", "response_format", "top_logprobs"];
+    for name in UNDONE {
+        let asks = match fields.get(name) {
+            None | Some(Value::Null) => false,
+            Some(Value::Number(n)) => n.as_f64() != Some(0.0),
+            Some(Value::Array(list)) => !list.is_empty(),
+            Some(Value::Object(map)) => !map.is_empty() && map.get("type") != Some(&"text".into()),
+            Some(_) => true,
+        };
+        if asks {
+            return Err(Refusal::field(name, "this server does not do that: expected none"));
+        }
+    }
+    Ok(())
+}
+
+/// A whole body, and the room that it takes from others as long as it is held.
+struct Whole {
+    bytes: Vec<u8>,
+    room: Option<OwnedSemaphorePermit>,
 }
 
 /// A whole body of at most so many bytes.
-async fn whole(app: &App, body: Body, most: u64) -> Reply<Vec<u8>> {
-    let mut pieces = Pieces::new(app, body);
-    let mut bytes = Vec::new();
-    while let Some(piece) = pieces.next().await? {
-        bytes.extend_from_slice(&piece);
-        if bytes.len() as u64 > most {
-            return Err(Refusal::too_large(most));
+async fn whole(app: &App, body: Body, most: u64) -> Reply<Whole> {
+    let come = async {
+        let mut pieces = Pieces::new(app, body);
+        let mut whole = Whole { bytes: Vec::new(), room: None };
+        while let Some(piece) = pieces.next().await? {
+            if (whole.bytes.len() + piece.len()) as u64 > most {
+                return Err(Refusal::too_large(most));
+            }
+            let room = app.bodies.clone().try_acquire_many_owned((piece.len() as u64).div_ceil(PERMIT) as u32);
+            let room = room.map_err(|_| Refusal::unavailable("too many large bodies are on their way"))?;
+            match &mut whole.room {
+                Some(held) => held.merge(room),
+                none => *none = Some(room),
+            }
+            whole.bytes.extend_from_slice(&piece);
         }
-    }
-    Ok(bytes)
+        Ok(whole)
+    };
+    tokio::time::timeout(app.limits.answering, come).await.unwrap_or_else(|_| Err(Refusal::silence()))
 }
 
 /// A body piece by piece. One that stays silent for too long is refused.

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use armt::answer::end_tokens;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::json_of;
+use super::{aside, encode, json_of};
 use crate::app::App;
 use crate::refusal::Reply;
 
@@ -20,7 +21,7 @@ struct Text {
 
 pub async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Reply<Json<Value>> {
     let Text { prompt } = json_of(&app, body).await?;
-    let tokens = app.empty.tokenizer().encode(&prompt)?;
+    let tokens = encode(&app, prompt).await?;
     Ok(Json(json!({ "count": tokens.len(), "tokens": tokens, "max_model_len": i32::MAX })))
 }
 
@@ -31,12 +32,13 @@ struct Tokens {
 
 pub async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Reply<Json<Value>> {
     let Tokens { tokens } = json_of(&app, body).await?;
-    Ok(Json(json!({ "prompt": app.empty.tokenizer().decode(&tokens)? })))
+    let text = aside(4 * tokens.len(), move || Ok(app.empty.tokenizer().decode(&tokens)?)).await?;
+    Ok(Json(json!({ "prompt": text })))
 }
 
 pub async fn info(State(app): State<Arc<App>>) -> Reply<Json<Value>> {
     let tokenizer = app.empty.tokenizer();
-    let end = tokenizer.end_of_text().map(|token| tokenizer.decode(&[token])).transpose()?;
+    let end = end_tokens(app.empty.model(), tokenizer).find_map(|token| tokenizer.name(token));
     Ok(Json(json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": end,

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, clippy::unwrap_used)] // each test binary uses its part
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Cursor, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -22,6 +22,12 @@ pub fn folder() -> PathBuf {
 pub fn session() -> Session {
     static SESSION: LazyLock<Session> = LazyLock::new(|| Session::open_on(folder(), DType::F32, &Device::cpu()).unwrap());
     SESSION.fork()
+}
+
+pub fn read(text: &str) -> Session {
+    let mut session = session();
+    session.read_from("the text", Cursor::new(text.as_bytes().to_vec())).unwrap();
+    session
 }
 
 pub fn settings() -> Settings {

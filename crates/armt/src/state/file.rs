@@ -35,6 +35,9 @@ const SECOND: &str = "armt-memory-2";
 /// Texts that a file of the first format may be of where it has no tensor that says how many there are.
 const MOST_TEXTS: u64 = 1 << 16;
 
+/// Tokens that no text has, few enough to be added to.
+const MOST_READ: u64 = 1 << 60;
+
 const TAIL_TOKENS: &str = "tail.tokens";
 const TAIL_TEXT: &str = "tail.text";
 /// Tensors that are of the texts and not of the memory.
@@ -275,7 +278,8 @@ impl<'a> Opened<'a> {
     /// What is in the memory of each text. The layout tells files of the first format that say something impossible.
     pub(super) fn counts(&self, layout: Option<&StateLayout>) -> Result<Vec<Count>> {
         let number = |key: &str, text: &str| {
-            text.parse::<u64>().map_err(|_| refused(format!("its {key} should be a number for each text, but has '{text}'")))
+            let number = text.parse().ok().filter(|number| *number <= MOST_READ);
+            number.ok_or_else(|| refused(format!("its {key} should be a number for each text, but has '{text}'")))
         };
         let key = if self.is_first() { "batch" } else { "texts" };
         let texts = number(key, self.get(key))?;

@@ -345,6 +345,11 @@ impl Tokenizer {
         Ok(text)
     }
 
+    /// A token as the tokenizer's file has it, a special one too; `None` for one that stands for many, or for none.
+    pub fn name(&self, token: i32) -> Option<String> {
+        self.id(token).ok().flatten().and_then(|id| self.inner.id_to_token(id))
+    }
+
     /// Tokens to text, one by one.
     pub fn speech(&self) -> Speech<'_> {
         Speech { tokenizer: self, stream: self.inner.decode_stream(true) }
