@@ -1,26 +1,24 @@
 //! `/v1/memories` and what is below it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use armt::answer::Answer;
 use armt::generate::{Options, Sampling};
 use axum::body::Body;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
-use super::{Id, LARGE, Pieces, Whole, aside, encode, events, json_of, received, wants_events, whole};
+use super::{Id, LARGE, Whole, aside, encode, events, json_of, received, whole};
 use crate::app::App;
 use crate::asking::Question;
 use crate::keys::Client;
-use crate::memory::{Known, Made, Memory, Now};
-use crate::reading::TextProgress;
+use crate::memory::{Made, Memory, Now};
 use crate::refusal::{Refusal, Reply};
 
 #[derive(Deserialize)]
@@ -78,7 +76,7 @@ pub async fn delete(State(app): State<Arc<App>>, Extension(client): Extension<Cl
 }
 
 /// Waits until a memory is kept as it is, where memories are.
-async fn kept(app: &App, memory: &Arc<Memory>) -> Reply<()> {
+pub async fn kept(app: &App, memory: &Arc<Memory>) -> Reply<()> {
     let Some(keeper) = &app.keeper else { return Ok(()) };
     let version = memory.now().version;
     let mut kept = memory.kept.subscribe();
@@ -91,155 +89,6 @@ async fn kept(app: &App, memory: &Arc<Memory>) -> Reply<()> {
         // Why is the server's matter, and stands in its log.
         _ => Err(Refusal::unavailable("the memory could not be written to its folder; it is tried again")),
     }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Onto {
-    /// Bytes of the text that come before this body.
-    offset: Option<u64>,
-}
-
-pub async fn text(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Id(id): Id,
-    query: Result<Query<Onto>, QueryRejection>,
-    headers: HeaderMap,
-    body: Body,
-) -> Reply<Response> {
-    let memory = app.memories.get(&id, client)?;
-    let Query(Onto { offset }) = query.map_err(|e| Refusal::field("offset", e.body_text()))?;
-    if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
-        return Err(Refusal::form("expected a text as it is, without a Content-Encoding"));
-    }
-    let key = headers.get("idempotency-key").map(|key| key.to_str().map(String::from)).transpose();
-    let key = key.map_err(|_| Refusal::invalid("expected an Idempotency-Key of ASCII"))?;
-    let as_events = wants_events(&headers);
-    let again = move |answer: Value| match as_events {
-        true => events(futures_util::stream::iter([json!({ "done": answer })])),
-        false => Json(answer).into_response(),
-    };
-    if let Some(answer) = key.as_deref().and_then(|key| memory.answered(key)) {
-        return Ok(again(answer));
-    }
-    if let Some(keeper) = &app.keeper {
-        keeper.expect_room()?;
-    }
-    let sending = app.readings.begin(&memory)?;
-    let Now { text_bytes: taken, tokens_read: before, .. } = memory.now();
-    let begun = memory.begin_text(key.as_deref(), taken).and_then(|known| match (known, offset) {
-        (Known::From(_), Some(offset)) if offset > taken => Err(Refusal::conflict(format!(
-            "the memory has {taken} bytes of the text: expected an offset of at most that, got {offset}"
-        ))),
-        (Known::From(from), offset) => Ok(Known::From(offset.unwrap_or(from))),
-        (answered, _) => Ok(answered),
-    });
-    let begun = match begun {
-        Ok(Known::From(from)) => Ok(from),
-        Ok(Known::Answered(answer)) => Err(Ok(again(answer))),
-        Err(refusal) => Err(Err(refusal)),
-    };
-    let mut known = match begun {
-        Ok(from) => taken.saturating_sub(from),
-        Err(reply) => {
-            let progress = sending.progress();
-            drop(sending);
-            over(progress).await;
-            return reply;
-        }
-    };
-    let start = Instant::now();
-    let progress = sending.progress();
-    let mut pieces = Pieces::new(&app, body);
-    let mut heard = sending.progress();
-    let send = async move {
-        // Whose text goes no further need not send the rest of it.
-        while let Some(mut piece) = tokio::select! {
-            piece = pieces.next() => piece?,
-            why = failure(&mut heard) => return Err(why),
-        } {
-            // What the memory has of the text already.
-            let passed = (piece.len() as u64).min(known);
-            known -= passed;
-            let piece = piece.split_off(passed as usize);
-            if !piece.is_empty() {
-                sending.send(piece).await?;
-            }
-        }
-        sending.end();
-        Ok::<_, Refusal>(sending)
-    };
-    let finish = {
-        let (app, memory, mut progress) = (app.clone(), memory.clone(), progress.clone());
-        async move {
-            let last = progress.wait_for(|p| p.done || p.failed.is_some()).await.map(|p| p.clone());
-            let last = last.map_err(|_| Refusal::failure("the reading was lost"))?;
-            if let Some(why) = last.failed {
-                return Err(why);
-            }
-            kept(&app, &memory).await?;
-            let mut done = told(&last, before, start);
-            done["id"] = memory.id.clone().into();
-            done["segments_read"] = memory.now().session.state().segments_read().into();
-            if let Some(key) = key {
-                memory.answer(&key, done.clone());
-            }
-            Ok(done)
-        }
-    };
-    if !as_events {
-        return match send.await {
-            Ok(_sent) => Ok(Json(finish.await?).into_response()),
-            Err(refusal) => {
-                over(progress).await;
-                Err(refusal)
-            }
-        };
-    }
-    let (say, said) = mpsc::unbounded_channel();
-    tokio::spawn(async move {
-        let watch = async {
-            let mut progress = progress;
-            while progress.changed().await.is_ok() {
-                let now = progress.borrow_and_update().clone();
-                if now.done || now.failed.is_some() || say.send(json!({ "progress": told(&now, before, start) })).is_err() {
-                    break;
-                }
-            }
-        };
-        // Whoever has gone away sends nothing more either: the body ends, and what came is read.
-        let (sent, ()) = tokio::join!(send, watch);
-        let last = match sent {
-            Ok(_sent) => finish.await.map_or_else(|refusal| refusal.body(), |done| json!({ "done": done })),
-            Err(refusal) => refusal.body(),
-        };
-        let _ = say.send(last);
-    });
-    Ok(events(received(said)))
-}
-
-/// Waits until what came of a text that has broken off is read: its client may go on at once.
-async fn over(mut progress: watch::Receiver<TextProgress>) {
-    let _ = progress.wait_for(|p| p.done || p.failed.is_some()).await;
-}
-
-/// Why a text goes no further, once it does not.
-async fn failure(progress: &mut watch::Receiver<TextProgress>) -> Refusal {
-    let failed = progress.wait_for(|p| p.failed.is_some()).await.ok().and_then(|p| p.failed.clone());
-    failed.unwrap_or_else(|| Refusal::failure("the reading was lost"))
-}
-
-fn told(progress: &TextProgress, before: u64, start: Instant) -> Value {
-    let (tokens, seconds) = (progress.tokens - before, start.elapsed().as_secs_f64());
-    json!({
-        "tokens": tokens,
-        "tokens_read": progress.tokens,
-        "text_bytes": progress.text_bytes,
-        "seconds": seconds,
-        "tokens_per_second": (tokens as f64 / seconds.max(1e-9)).round(),
-        "change": progress.change.as_ref().map(|c| c.layers.clone()),
-    })
 }
 
 /// Ends the document: what comes after it begins a segment of its own.

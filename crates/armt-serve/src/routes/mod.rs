@@ -3,6 +3,7 @@
 mod chat;
 mod completions;
 mod memories;
+mod text;
 mod tokens;
 
 use std::convert::Infallible;
@@ -60,7 +61,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{id}", get(model))
         .route("/v1/memories", get(memories::list).post(memories::make))
         .route("/v1/memories/{id}", get(memories::describe).delete(memories::delete))
-        .route("/v1/memories/{id}/text", post(memories::text))
+        .route("/v1/memories/{id}/text", post(text::text))
         .route("/v1/memories/{id}/ask", post(memories::ask))
         .route("/v1/memories/{id}/end", post(memories::end))
         .route("/v1/memories/{id}/file", get(memories::download).put(memories::upload))
