@@ -18,6 +18,9 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = false)]
 fn _armt(module: &Bound<'_, PyModule>) -> PyResult<()> {
     armt_lab::carried::carry(armt_shipped::CARRIED);
+    // Here, and not by whoever makes the first array, so that a numpy that is missing is an ImportError.
+    module.py().import("numpy")?;
+    drop(numpy::PyArray1::<f32>::zeros(module.py(), 0, false));
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<memory::Memory>()?;
     module.add_class::<model::Model>()?;

@@ -146,7 +146,9 @@ impl Model {
                 None => Session::open_on(folder, dtype, &device)?,
             })
         })?;
-        let loaded = (name, adapter, device.to_string(), dtype.map(String::from));
+        // A path that means something only here, and now, would not be found elsewhere.
+        let absolute = |path: PathBuf| if path.exists() { std::path::absolute(&path).unwrap_or(path) } else { path };
+        let loaded = (absolute(name), adapter.map(absolute), device.to_string(), dtype.map(String::from));
         Ok(Model { session, last: Mutex::default(), loaded })
     }
 
@@ -316,8 +318,8 @@ impl Model {
     }
 
     /// The tokens of a text.
-    fn encode(&self, text: &str) -> Result<Vec<i32>> {
-        Ok(self.session.tokenizer().encode(text)?)
+    pub fn encode(&self, py: Python<'_>, text: &str) -> Result<Vec<i32>> {
+        py.detach(|| Ok(self.session.tokenizer().encode(text)?))
     }
 
     /// The text of some tokens.
@@ -383,12 +385,7 @@ impl Model {
         &self,
         py: Python<'py>,
     ) -> PyResult<(Bound<'py, PyAny>, (PathBuf, Option<PathBuf>, String, Option<String>))> {
-        // A path that means something only here would not be found elsewhere.
-        let absolute =
-            |path: &PathBuf| if path.exists() { std::path::absolute(path).unwrap_or(path.clone()) } else { path.clone() };
-        let (name, adapter, device, dtype) = &self.loaded;
-        let loaded = (absolute(name), adapter.as_ref().map(absolute), device.clone(), dtype.clone());
-        Ok((py.import("armt._pickle")?.getattr("load_model")?, loaded))
+        Ok((py.import("armt._pickle")?.getattr("load_model")?, self.loaded.clone()))
     }
 
     fn __repr__(&self) -> String {

@@ -1,6 +1,7 @@
 //! What a model does inside, as numpy arrays: for a loss or a probe of one's own.
 
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use armt::engine::DType;
 use armt::probe;
@@ -8,33 +9,49 @@ use armt::schedule::ScheduleKind;
 use armt::segment::Batch;
 use armt::state::file;
 use armt_shipped::find_model;
-use numpy::{AllowTypeChange, IntoPyArray, PyArray1, PyArrayLike1, PyArrayLike2, PyArrayLikeDyn, PyUntypedArrayMethods};
+use numpy::{AllowTypeChange, IntoPyArray, PyArray1, PyArrayLikeDyn, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
-use crate::error::Result;
+use crate::error::{Result, refuse};
 use crate::memory::Memory;
 use crate::model::{Model, device_of};
 use crate::threads::compute;
-
-/// Tokens of texts of equal length.
-type Ids<'py> = PyArrayLike2<'py, i32, AllowTypeChange>;
 
 /// An array of some axes.
 fn shaped<'py>(py: Python<'py>, values: Vec<f32>, axes: &[usize]) -> PyResult<Bound<'py, PyAny>> {
     values.into_pyarray(py).call_method1("reshape", (PyTuple::new(py, axes)?,))
 }
 
-fn batch_of(ids: &Ids<'_>) -> Batch {
-    Batch { ids: ids.as_array().iter().copied().collect(), texts: ids.shape()[0], mask: None }
+/// Whole numbers of so many axes, as tokens, and the axes. What numpy would round or cut to such numbers is refused.
+fn tokens_of(given: &Bound<'_, PyAny>, axes: usize) -> Result<(Vec<i32>, Vec<usize>)> {
+    let array = given.py().import("numpy")?.call_method1("asarray", (given,))?;
+    let (dtype, shape) = (array.getattr("dtype")?, array.getattr("shape")?.extract::<Vec<usize>>()?);
+    let kind: String = dtype.getattr("kind")?.extract()?;
+    if !["i", "u"].contains(&kind.as_str()) && shape.iter().product::<usize>() > 0 {
+        return Err(refuse("tokens as whole numbers", dtype.str()?.to_string()));
+    }
+    if shape.len() != axes {
+        return Err(refuse(format!("tokens in an array of {axes} axes"), format!("one of shape {shape:?}")));
+    }
+    let wide = array.call_method1("astype", ("int64",))?.extract::<PyReadonlyArrayDyn<'_, i64>>()?;
+    let of = |token: &i64| i32::try_from(*token).map_err(|_| refuse("tokens of 32 bits", token));
+    let tokens = wide.as_array().iter().map(of).collect::<Result<_>>()?;
+    Ok((tokens, shape))
+}
+
+/// Texts of equal length, `[texts, tokens]`.
+fn batch_of(ids: &Bound<'_, PyAny>) -> Result<Batch> {
+    let (ids, shape) = tokens_of(ids, 2)?;
+    Ok(Batch { ids, texts: shape[0], mask: None })
 }
 
 impl Model {
     /// The tokens of a text or of an array of them.
     fn tokens(&self, text: &Bound<'_, PyAny>) -> Result<Vec<i32>> {
         match text.cast::<PyString>() {
-            Ok(text) => Ok(self.session().tokenizer().encode(text.to_str()?)?),
-            Err(_) => Ok(text.extract::<PyArrayLike1<'_, i32, AllowTypeChange>>()?.as_array().to_vec()),
+            Ok(text) => self.encode(text.py(), text.to_str()?),
+            Err(_) => Ok(tokens_of(text, 1)?.0),
         }
     }
 }
@@ -99,15 +116,31 @@ impl Model {
 }
 
 /// A model whose parameters can be changed, and their gradients asked for. It has no tokenizer: texts are tokens, several of equal length side
-/// by side, and begin with an empty memory.
+/// by side, and begin with an empty memory. Threads take turns at it, so that each has gradients of its own.
 #[pyclass(frozen, module = "armt")]
 pub struct TrainableModel {
     model: armt::Model,
+    turn: Mutex<()>,
 }
 
 impl From<armt::Model> for TrainableModel {
     fn from(model: armt::Model) -> Self {
-        TrainableModel { model }
+        TrainableModel { model, turn: Mutex::new(()) }
+    }
+}
+
+impl TrainableModel {
+    /// Waits for the others. Not with Python's lock, which one of them may need to end.
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Computes when it is the calling thread's turn.
+    fn alone<R: Send>(&self, py: Python<'_>, work: impl FnOnce() -> Result<R> + Send) -> Result<R> {
+        compute(py, || {
+            let _turn = self.turn();
+            work()
+        })
     }
 }
 
@@ -121,12 +154,12 @@ impl TrainableModel {
             let (device, dtype) = device_of(device, dtype)?;
             Ok(armt::Model::load_trainable(&find_model(&name)?, dtype, &device)?)
         })?;
-        Ok(TrainableModel { model })
+        Ok(model.into())
     }
 
     /// Every parameter by its name in the model's file, float32, copied.
     fn parameters<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
-        let found = compute(py, || Ok(self.model.export(|param| Ok(param.value()))?))?;
+        let found = self.alone(py, || Ok(self.model.export(|param| Ok(param.value()))?))?;
         by_name(py, found)
     }
 
@@ -138,14 +171,14 @@ impl TrainableModel {
             let array = array.extract::<PyArrayLikeDyn<'_, f32, AllowTypeChange>>()?;
             given.push((name.extract::<String>()?, array.shape().to_vec(), array.as_array().iter().copied().collect::<Vec<f32>>()));
         }
-        compute(py, || Ok(self.model.import(&given)?))
+        self.alone(py, || Ok(self.model.import(&given)?))
     }
 
     /// Logits of texts of tokens [texts, tokens]: float32 [texts, tokens, vocabulary].
-    fn forward<'py>(&self, py: Python<'py>, ids: Ids<'py>) -> Result<Bound<'py, PyAny>> {
-        let batch = batch_of(&ids);
+    fn forward<'py>(&self, py: Python<'py>, ids: Bound<'py, PyAny>) -> Result<Bound<'py, PyAny>> {
+        let batch = batch_of(&ids)?;
         let axes = [batch.texts, batch.tokens(), self.model.sizes().vocab];
-        let logits = compute(py, || {
+        let logits = self.alone(py, || {
             let empty = self.model.empty(batch.texts)?;
             Ok(self.model.forward(&batch, &empty, ScheduleKind::Auto)?.0)
         })?;
@@ -153,19 +186,31 @@ impl TrainableModel {
     }
 
     /// The gradients of a loss of the logits, with respect to every parameter, by name. `loss` is called with the logits, float32 [texts,
-    /// tokens, vocabulary], and gives its derivative with respect to each of them. Whoever has the loss in another library computes it there:
-    /// `torch.from_numpy(logits).requires_grad_()`.
-    fn gradients<'py>(&self, py: Python<'py>, ids: Ids<'py>, loss: Bound<'py, PyAny>) -> Result<Bound<'py, PyDict>> {
-        let (batch, loss) = (batch_of(&ids), loss.unbind());
+    /// tokens, vocabulary], and gives its derivative with respect to each of them, in an array of that shape. Whoever has the loss in another
+    /// library computes it there: `torch.from_numpy(logits).requires_grad_()`. While it is computed other threads may have their turn; that
+    /// none of them sets parameters meanwhile is its caller's matter.
+    fn gradients<'py>(&self, py: Python<'py>, ids: Bound<'py, PyAny>, loss: Bound<'py, PyAny>) -> Result<Bound<'py, PyDict>> {
+        let (batch, loss) = (batch_of(&ids)?, loss.unbind());
         let axes = [batch.texts, batch.tokens(), self.model.sizes().vocab];
         let found = compute(py, || {
             let (empty, mut raised) = (self.model.empty(batch.texts)?, None);
+            let mut turn = Some(self.turn());
             let done = probe::backward(&self.model, &batch, &empty, &mut |logits| {
+                turn = None;
                 let slopes = Python::attach(|py| -> PyResult<Vec<f32>> {
                     let slopes = loss.call1(py, (shaped(py, logits.to_vec(), &axes)?,))?;
                     let slopes = slopes.bind(py).extract::<PyArrayLikeDyn<'_, f32, AllowTypeChange>>()?;
-                    Ok(slopes.as_array().iter().copied().collect())
+                    if slopes.shape() != axes {
+                        let expected = format!("a derivative with the logits' shape {axes:?}");
+                        return Err(refuse(expected, format!("{:?}", slopes.shape())).into());
+                    }
+                    let slopes: Vec<f32> = slopes.as_array().iter().copied().collect();
+                    match slopes.iter().find(|slope| !slope.is_finite()) {
+                        Some(slope) => Err(refuse("a derivative of finite numbers", slope).into()),
+                        None => Ok(slopes),
+                    }
                 });
+                turn = Some(self.turn());
                 slopes.map_err(|error| {
                     raised = Some(error);
                     armt::Error::Interrupted
@@ -175,14 +220,16 @@ impl TrainableModel {
                 return Err(error.into());
             }
             done?;
-            Ok(self.model.export(|param| param.grad())?)
+            let found = self.model.export(|param| param.grad())?;
+            drop(turn);
+            Ok(found)
         })?;
         by_name(py, found)
     }
 
     /// Writes the model's folder: config.json and model.safetensors, in f32. A tokenizer is not its own.
     fn save(&self, py: Python<'_>, folder: PathBuf) -> Result<()> {
-        compute(py, || Ok(self.model.save(&folder, DType::F32)?))
+        self.alone(py, || Ok(self.model.save(&folder, DType::F32)?))
     }
 
     /// Tokens that the model knows.

@@ -1,8 +1,10 @@
 //! Answers: whole, or as they come.
 
 use std::ops::ControlFlow;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use armt::Session;
 use armt::answer::Answer as Said;
@@ -14,6 +16,8 @@ use crate::threads::join_own;
 
 /// Pieces of text that may wait for whoever listens.
 const AHEAD: usize = 64;
+/// How often whoever listens looks for Ctrl-C.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// What a model is to say, and how.
 #[derive(Clone)]
@@ -79,19 +83,65 @@ enum Told {
 pub struct Stream {
     told: Mutex<Option<Receiver<Told>>>,
     said: Mutex<Option<Said>>,
+    /// Ends the speaking.
+    left: Arc<AtomicBool>,
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.left.store(true, Ordering::Relaxed);
+    }
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// Threads that have spoken, and wait for more to say.
+fn idle() -> MutexGuard<'static, Vec<Sender<Work>>> {
+    static IDLE: Mutex<Vec<Sender<Work>>> = Mutex::new(Vec::new());
+    IDLE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn take_idle() -> Option<Sender<Work>> {
+    idle().pop()
+}
+
+/// Has a thread do something. Those that have done theirs do the next: a thread's own threads for the CPU's kernels are never given back.
+fn on_a_thread(mut work: Work) -> Result<()> {
+    while let Some(thread) = take_idle() {
+        match thread.send(work) {
+            Ok(()) => return Ok(()),
+            Err(back) => work = back.0,
+        }
+    }
+    let speak = move || {
+        let mut work = work;
+        loop {
+            work();
+            let (sender, next) = channel();
+            idle().push(sender);
+            match next.recv() {
+                Ok(next) => work = next,
+                Err(_) => return,
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("armt-speech".into()).spawn(speak);
+    thread.map_err(|source| armt::Error::System { what: "a thread to answer on", source })?;
+    Ok(())
 }
 
 impl Stream {
     /// Has a session speak on a thread of its own.
     pub fn start(session: Session, speaking: Speaking) -> Result<Self> {
         let (sender, told) = sync_channel(AHEAD);
-        let speak = move || {
+        let left = Arc::new(AtomicBool::new(false));
+        let mut speaking = speaking;
+        speaking.options.interrupt = Some(left.clone());
+        on_a_thread(Box::new(move || {
             let end = join_own().and_then(|()| Ok(speaking.say(&session, &mut |piece| tell(&sender, piece))?));
             let _ = sender.send(Told::End(end));
-        };
-        let thread = std::thread::Builder::new().name("armt-speech".into()).spawn(speak);
-        thread.map_err(|source| armt::Error::System { what: "a thread to answer on", source })?;
-        Ok(Stream { told: Mutex::new(Some(told)), said: Mutex::default() })
+        }))?;
+        Ok(Stream { told: Mutex::new(Some(told)), said: Mutex::default(), left })
     }
 }
 
@@ -107,19 +157,26 @@ impl Stream {
     }
 
     fn __next__(&self, py: Python<'_>) -> Result<Option<String>> {
-        let next = py.detach(|| {
-            let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-            let next = told.as_ref().and_then(|told| told.recv().ok());
-            if !matches!(next, Some(Told::Piece(_))) {
-                *told = None;
+        // Ctrl-C is heard while nothing comes, as of a long question.
+        let next = loop {
+            py.check_signals()?;
+            let heard = py.detach(|| {
+                let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+                let next = match told.as_ref().map(|told| told.recv_timeout(PATIENCE)) {
+                    Some(Err(RecvTimeoutError::Timeout)) => return None,
+                    next => next.and_then(|next| next.ok()),
+                };
+                if !matches!(next, Some(Told::Piece(_))) {
+                    *told = None;
+                }
+                Some(next)
+            });
+            if let Some(next) = heard {
+                break next;
             }
-            next
-        });
+        };
         match next {
-            Some(Told::Piece(piece)) => {
-                py.check_signals()?;
-                Ok(Some(piece))
-            }
+            Some(Told::Piece(piece)) => Ok(Some(piece)),
             Some(Told::End(end)) => {
                 *self.said.lock().unwrap_or_else(PoisonError::into_inner) = Some(end?);
                 Ok(None)
@@ -131,8 +188,10 @@ impl Stream {
     /// The whole answer, once all of it has come; before that an error.
     #[getter]
     fn answer<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>> {
-        match &*self.said.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(said) => Ok(answer(py, said)?),
+        // Not held while Python makes the answer: another thread may wait for it with Python's lock.
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match said {
+            Some(said) => Ok(answer(py, &said)?),
             None => Err(refuse("a stream that was heard to its end", "one before it")),
         }
     }

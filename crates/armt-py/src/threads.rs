@@ -50,10 +50,13 @@ fn asked() -> usize {
 /// Computes without Python's lock, on the calling thread's own threads. A process that was forked after its parent had computed has none of
 /// its parent's threads, and is refused.
 pub fn compute<R: Send>(py: Python<'_>, f: impl FnOnce() -> Result<R> + Send) -> Result<R> {
-    py.detach(|| {
+    let done = py.detach(|| {
         join_own()?;
         f()
-    })
+    });
+    // Before anything of Python's that would stumble over it.
+    py.check_signals()?;
+    done
 }
 
 /// Gives the calling thread its threads, if it has none yet.

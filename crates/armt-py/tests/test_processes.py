@@ -97,3 +97,19 @@ def test_a_thousand_readings_take_no_more_memory(model):
         memory.A.sum()
         model.ask(memory, "Where is Mary?", max_tokens=2)
     assert _resident() - before < 8 << 20
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="there is no /proc here")
+def test_hundreds_of_streams_take_no_more_memory(model):
+    memory = model.read(STORY)
+
+    def listen(times):
+        for n in range(times):
+            stream = model.ask_stream(memory, "Where is Mary?", max_tokens=3)
+            # Some are left before their end.
+            list(stream) if n % 3 else next(stream)
+
+    listen(60)
+    before = _resident()
+    listen(600)
+    assert _resident() - before < 2 << 20

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import threading
 
 import armt
 import numpy as np
@@ -89,7 +90,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         model.set_parameters({name: value.reshape(-1)[:3]})
     with pytest.raises(armt.Error, match="not a finite number"):
         model.set_parameters({name: value * np.nan})
-    with pytest.raises(armt.InputError, match="a derivative for each"):
+    with pytest.raises(armt.InputError, match="a derivative with the logits' shape"):
         model.gradients(ids, lambda logits: logits[:1])
     with pytest.raises(ZeroDivisionError):
         model.gradients(ids, lambda logits: 1 / 0)
@@ -103,3 +104,46 @@ def test_a_step_made_by_hand_is_the_trainers(tmp_path):
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     assert example.main(tmp_path) < 1e-6
+
+
+def test_threads_have_gradients_of_their_own(tmp_path):
+    small = armt.Trainer(SMALL, tmp_path / "run", device="cpu").first_model()
+    ids = np.arange(24).reshape(2, 12) % 8
+    expected = [small.gradients(ids, lambda logits, n=n: np.full_like(logits, n) * logits) for n in (1.0, 2.0)]
+    wrong = []
+
+    def again(n):
+        for _ in range(30):
+            found = small.gradients(ids, lambda logits: np.full_like(logits, n + 1.0) * logits)
+            wrong.extend(name for name in found if not np.array_equal(found[name], expected[n][name]))
+
+    threads = [threading.Thread(target=again, args=(n,)) for n in (0, 1)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not wrong
+
+
+def test_arrays_that_numpy_would_cut_are_refused(model, tmp_path):
+    small = armt.Trainer(SMALL, tmp_path / "run", device="cpu").first_model()
+    ids = np.arange(24).reshape(2, 12) % 8
+    for slopes, word in (
+        (lambda logits: logits.T, "shape"),
+        (lambda logits: logits.reshape(-1), "shape"),
+        (lambda logits: logits * np.nan, "finite"),
+    ):
+        with pytest.raises(armt.InputError, match=word):
+            small.gradients(ids, slopes)
+    for tokens in (np.array([2**32 + 5, 6]), [5.9, 6.9], [True, False], np.array([np.nan]), np.array([2**63], dtype=np.uint64), b"abc", [[1, 2]]):
+        with pytest.raises(armt.InputError):
+            model.forward(tokens)
+    assert np.array_equal(model.forward(np.array([5, 6], dtype=np.uint8))[0], model.forward([5, 6])[0])
+
+
+def test_the_answer_of_a_stream_is_there_for_every_thread(model):
+    stream = model.generate_stream("Mary", model.read(STORY), max_tokens=40, temperature=1.5)
+    said = "".join(stream)
+    found = []
+    threads = [threading.Thread(target=lambda: found.extend(str(stream.answer) for _ in range(2000)), daemon=True) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join(60) for thread in threads]
+    assert len(found) == 8000 and set(found) == {said}

@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import armt
+import numpy as np
 import pytest
 from conftest import ROOT, losses, weights
 
@@ -105,3 +107,28 @@ def test_babilong_rows_are_those_of_the_command_line(cli, tmp_path):
     out = tmp_path / "theirs.jsonl"
     cli("data", "babilong", "--questions", "qa1", "--lengths", "1k", "--samples", 3, "--seed", 5, "--out", out)
     assert dataset.path.read_bytes() == out.read_bytes() and [row["task"] for row in dataset] == ["qa1"] * 3
+
+
+def test_what_python_has_for_a_recipe_is_taken_as_it_is_meant(tmp_path):
+    from armt.training import _toml
+
+    changes = {"optimizer.lr": np.float32(0.5), "model.from": Path("a/\N{GRINNING FACE}"), "task.train": ["x\ty", "\N{GRINNING FACE}"], "n": np.int64(3)}
+    told = {key: _toml(key, value) for key, value in changes.items()}
+    assert told == {"optimizer.lr": "0.5", "model.from": '"a/\N{GRINNING FACE}"', "task.train": '["x\\ty", "\N{GRINNING FACE}"]', "n": "3"}
+    assert _toml("train.lora", {"rank": 8, "targets": ["q"]}) == '{"rank" = 8, "targets" = ["q"]}'
+    for wrong in (None, float("nan"), object()):
+        with pytest.raises(armt.InputError, match="optimizer.lr"):
+            armt.Trainer(RECIPE, tmp_path / "run", changes={"optimizer.lr": wrong})
+        with pytest.raises(armt.InputError, match="optimizer.lr"):
+            armt.Trainer(RECIPE | {"optimizer": {"lr": wrong}}, tmp_path / "run")
+
+
+def test_a_callback_may_answer_with_a_bool_of_numpy(tmp_path):
+    steps = []
+
+    def three(record):
+        steps.append(record)
+        return np.float64(record["total"]) < 3
+
+    assert armt.Trainer(RECIPE, tmp_path / "run", callbacks=[three], device="cpu").fit() is None
+    assert [record["total"] for record in steps if record["event"] == "step"] == [1, 2, 3]

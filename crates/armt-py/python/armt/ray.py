@@ -9,7 +9,9 @@
 
 A worker is an actor with the model in it, which reads the texts of a batch side by side. With a `state` folder, which all workers must see, every
 memory that was finished is kept there, and of a long text the memory so far every `every` characters: a worker that dies is started anew by Ray and
-goes on from there, and so does a whole job that is given again. Memories are, on the CPU to the bit, those of `armt read`.
+goes on from there, and so does a whole job that is given again. What is kept belongs to a row's id and to what it holds: a text that has changed is read
+anew. Memories are, on the CPU to the bit, those of `armt read`. A document that cannot be read has no memory, and the reason in `error`; the others are
+read all the same.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import Memory, Model, set_threads
-from .errors import InputError, MemoryFileError
+from .errors import Error, InputError, MemoryFileError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 # Of a file, read at a time.
 _BLOCK = 1 << 20
+# Of a file, at its beginning: what has a zero byte there is no text.
+_HEAD = 1 << 13
 
 
 def read_all(
@@ -51,7 +56,8 @@ def read_all(
     dtype: str | None = None,
 ) -> _Dataset:
     """Reads every document into a memory. Rows come back without the column `text`, and with `memory` (the bytes of its file, as
-    `Memory.from_bytes` takes them), `tokens_read`, and `seconds`, its share of the time that its batch was read in.
+    `Memory.from_bytes` takes them), `tokens_read`, `seconds`, its share of the time that its batch was read in, and `error`: None, or why a
+    document could not be read, which then has no memory.
 
     A row has its text in the column `text`, or the path of a file in UTF-8 in the column `path`. Rows are told apart by the column `id`, where
     there is one, or else by what they hold. Each of `workers` actors has `cpus` cores (as many threads compute) and `gpus` GPUs. Ray itself needs
@@ -79,7 +85,8 @@ def ask_all(
     device: str | None = None,
     dtype: str | None = None,
 ) -> _Dataset:
-    """Asks every memory: the question that is given, or that of its row. Rows come back with `answer` and `probability`."""
+    """Asks every memory: the question that is given, or that of its row. Rows come back with `answer` and `probability`; where there is no memory
+    there is no answer either."""
     settings = {
         "model": os.fspath(model), "question": question, "column": column, "max_tokens": max_tokens,
         "device": device or ("cuda" if gpus else "cpu"), "dtype": dtype, "threads": max(1, int(cpus)),
@@ -108,13 +115,13 @@ class _Asker:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         questions = [self.question] * len(batch["memory"]) if self.question is not None else batch[self.column]
         answers = [
-            self.model.ask(Memory.from_bytes(bytes(memory)), str(question), max_tokens=self.max_tokens)
+            None if memory is None else self.model.ask(Memory.from_bytes(bytes(memory)), _text(question, self.column), max_tokens=self.max_tokens)
             for memory, question in zip(batch["memory"], questions)
         ]
         return {
             **batch,
-            "answer": _objects([str(answer) for answer in answers]),
-            "probability": np.array([answer.probability for answer in answers]),
+            "answer": _objects([None if answer is None else str(answer) for answer in answers]),
+            "probability": np.array([np.nan if answer is None else answer.probability for answer in answers]),
         }
 
 
@@ -129,75 +136,121 @@ class _Reader:
         self.model = Model.from_pretrained(model, device=device, dtype=dtype)
         self.batch_size, self.every = batch_size, every
         self.text, self.path, self.id = text, path, id
-        self.kept = None if state is None else _Kept(Path(state), self.model.fingerprint)
+        # Numbers of another type or device are other memories.
+        kind = "-".join([self.model.fingerprint[:16], self.model.dtype, self.model.device.split(":")[0]])
+        self.kept = None if state is None else _Kept(Path(state) / kind)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         column = self.text if self.text in batch else self.path
         if column not in batch:
             raise InputError(f"expected a column {self.text} or {self.path}, got {', '.join(batch)}")
-        documents = [_Document(str(value), column == self.path) for value in batch[column]]
-        ids = [str(i) for i in batch[self.id]] if self.id in batch else [document.digest() for document in documents]
+        ids = batch[self.id] if self.id in batch else [""] * len(batch[column])
+        documents = [_Document(value, id, column, column == self.path) for value, id in zip(batch[column], ids)]
         started = time.monotonic()
-        memories = self.read(documents, ids)
+        memories = self.read(documents)
         share = (time.monotonic() - started) / max(1, len(documents))
         rows = {name: values for name, values in batch.items() if name != self.text}
         return {
             **rows,
-            "memory": _objects([memory.to_bytes() for memory in memories]),
-            "tokens_read": np.array([memory.tokens_read for memory in memories], dtype=np.int64),
+            "memory": _objects([None if memory is None else memory.to_bytes() for memory in memories]),
+            "tokens_read": np.array([0 if memory is None else memory.tokens_read for memory in memories], dtype=np.int64),
             "seconds": np.full(len(memories), share),
+            "error": _objects([document.error for document in documents]),
         }
 
-    def read(self, documents: list[_Document], ids: list[str]) -> list[Memory]:
-        """The memories of documents: all go on side by side, `every` characters at a time, until each has ended."""
+    def read(self, documents: list[_Document]) -> list[Memory | None]:
+        """The memories of documents: all go on side by side, `every` characters at a time, until each has ended or cannot be read."""
         memories: list[Memory | None] = [None] * len(documents)
         going: dict[int, Iterator[str]] = {}
         for n, document in enumerate(documents):
-            memories[n], at = self.kept.find(ids[n]) if self.kept is not None else (None, 0)
-            if at is not None:
-                going[n] = document.pieces(at, self.every)
+            with document.trying():
+                document.open()
+                memories[n], at = self.kept.find(document.name) if self.kept is not None else (None, 0)
+                if at is not None:
+                    going[n] = document.pieces(at, self.every)
         while going:
-            pieces = {n: next(piece, None) for n, piece in going.items()}
-            ended = [n for n, piece in pieces.items() if piece is None]
-            more = [n for n, piece in pieces.items() if piece is not None]
-            for n in ended:
+            more: dict[int, str] = {}
+            for n, pieces in list(going.items()):
+                document = documents[n]
+                with document.trying():
+                    piece = next(pieces, None)
+                    if piece is not None:
+                        more[n] = piece
+                        continue
+                    memory = memories[n]
+                    if memory is None:
+                        raise InputError(f"expected a text, got an empty one: {document.told}")
+                    if self.kept is not None:
+                        self.kept.keep(document.name, memory, None)
                 del going[n]
-            if more:
-                texts = [pieces[n] or "" for n in more]
-                read = self.model.read_batch(texts, [memories[n] for n in more], batch_size=self.batch_size)
-                for n, after in zip(more, read):
-                    memories[n] = after
-                    documents[n].at += len(pieces[n] or "")
-                    if self.kept is not None and documents[n].at % self.every == 0:
-                        self.kept.keep(ids[n], after, documents[n].at)
-            for n in ended:
-                memory = memories[n]
-                if memory is None:
-                    raise InputError(f"expected a text, got an empty one: {ids[n]}")
-                if self.kept is not None:
-                    self.kept.keep(ids[n], memory, None)
-        return [memory for memory in memories if memory is not None]
+            for n, after in self.read_more(more, memories, documents).items():
+                memories[n] = after
+                documents[n].at += len(more[n])
+                if self.kept is not None and documents[n].at % self.every == 0:
+                    self.kept.keep(documents[n].name, after, documents[n].at)
+            for n, document in enumerate(documents):
+                if document.error is not None:
+                    going.pop(n, None)
+        return [None if document.error is not None else memory for document, memory in zip(documents, memories)]
+
+    def read_more(self, more: dict[int, str], memories: list[Memory | None], documents: list[_Document]) -> dict[int, Memory]:
+        """Texts side by side; where that fails each alone, so that what is wrong with one is not the others' fault."""
+        if not more:
+            return {}
+        try:
+            read = self.model.read_batch(list(more.values()), [memories[n] for n in more], batch_size=self.batch_size)
+            return dict(zip(more, read))
+        except Error:
+            alone = {}
+            for n, text in more.items():
+                with documents[n].trying():
+                    alone[n] = self.model.read(text, memories[n])
+            return alone
 
 
 class _Document:
-    """A text, or the path of one."""
+    """A text, or the path of one, and why it could not be read."""
 
-    def __init__(self, value: str, is_path: bool) -> None:
-        self.value, self.is_path = value, is_path
+    def __init__(self, value: object, id: object, column: str, is_path: bool) -> None:
+        self.value, self.id, self.column, self.is_path = value, id, column, is_path
+        self.told = str(id) if isinstance(id, str) and id else repr(value)[:80]
+        self.name, self.text = "", ""
         self.at = 0
+        self.error: str | None = None
 
-    def digest(self) -> str:
-        return hashlib.blake2b(self.value.encode(), digest_size=16).hexdigest()
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        try:
+            yield
+        except (Error, OSError) as error:
+            self.error = str(error)
+
+    def open(self) -> None:
+        """Looks whether it is a text, and names it by its id and by what it holds."""
+        if self.id is None:
+            raise InputError(f"expected an id, got None, of the row with {self.column} {self.value!r:.80}")
+        self.text = _text(self.value, self.column)
+        held = self.text
+        if self.is_path:
+            with open(self.text, "rb") as file:
+                if b"\0" in file.read(_HEAD):
+                    raise InputError(f"{self.text}: expected a text in UTF-8, got zero bytes")
+                found = os.fstat(file.fileno())
+            held = f"{os.path.abspath(self.text)}\n{found.st_size}\n{found.st_mtime_ns}"
+        digest = hashlib.blake2b(digest_size=16)
+        for part in (str(self.id), held):
+            digest.update(hashlib.blake2b(part.encode(errors="surrogatepass")).digest())
+        self.name = digest.hexdigest()
 
     def pieces(self, at: int, every: int) -> Iterator[str]:
         """The text from a character on, in pieces of `every` characters."""
         self.at = at
         if not self.is_path:
-            for begin in range(at, len(self.value), every):
-                yield self.value[begin : begin + every]
+            for begin in range(at, len(self.text), every):
+                yield self.text[begin : begin + every]
             return
         # What is no UTF-8 is read as U+FFFD, as `armt read` does, and lines end as they do in the file.
-        with open(self.value, encoding="utf-8", errors="replace", newline="") as file:
+        with open(self.text, encoding="utf-8", errors="replace", newline="") as file:
             left = at
             while left > 0 and (passed := file.read(min(left, _BLOCK))):
                 left -= len(passed)
@@ -206,19 +259,14 @@ class _Document:
 
 
 class _Kept:
-    """Memories that were finished, and those of texts that were not: ID.mem, and ID.CHARACTERS.part, of one model."""
+    """Memories that were finished, and those of texts that were not: NAME.mem, and NAME.CHARACTERS.part, of one model."""
 
-    def __init__(self, folder: Path, fingerprint: str) -> None:
-        self.folder = folder / fingerprint[:16]
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def name(self, id: str) -> str:
-        plain = len(id) <= 64 and all(c.isalnum() or c in "-_" for c in id)
-        return id if plain else hashlib.blake2b(id.encode(), digest_size=16).hexdigest()
-
-    def find(self, id: str) -> tuple[Memory | None, int | None]:
+    def find(self, name: str) -> tuple[Memory | None, int | None]:
         """The memory of a text and the characters of it that are in it, None where it is finished."""
-        name = self.name(id)
         whole = self.folder / f"{name}.mem"
         if whole.exists():
             try:
@@ -232,13 +280,19 @@ class _Kept:
                 part.unlink()
         return None, 0
 
-    def keep(self, id: str, memory: Memory, at: int | None) -> None:
-        name = self.name(id)
+    def keep(self, name: str, memory: Memory, at: int | None) -> None:
         before = list(self.folder.glob(f"{name}.*.part"))
         memory.save(self.folder / (f"{name}.mem" if at is None else f"{name}.{at}.part"))
         for part in before:
             if at is None or _characters(part) != at:
                 part.unlink(missing_ok=True)
+
+
+def _text(value: object, column: str) -> str:
+    """A text of a column. What is none would be read as Python writes it."""
+    if not isinstance(value, str):
+        raise InputError(f"expected a str in the column {column}, got {value!r:.80}")
+    return str(value)
 
 
 def _objects(values: list[Any]) -> NDArray[np.object_]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ._armt import Recipe, TrainableModel, train
 from .data import Dataset
+from .errors import InputError
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 Record = dict[str, Any]
@@ -56,9 +59,9 @@ class Trainer:
         for key, dataset in (("task.train", train), ("task.valid", valid)):
             if dataset is not None:
                 said[key] = [str(dataset.path)]
-        told = [f"{key}={json.dumps(value)}" for key, value in said.items()]
+        told = [f"{key}={_toml(key, value)}" for key, value in said.items()]
         if isinstance(recipe, Mapping):
-            self.recipe = Recipe.from_json(json.dumps(recipe), told)
+            self.recipe = Recipe.from_json(json.dumps({key: _plain(key, value) for key, value in recipe.items()}), told)
         else:
             self.recipe = Recipe.load(recipe, told)
         self.out = Path(out)
@@ -77,8 +80,9 @@ class Trainer:
         def each(record: Record) -> bool:
             nonlocal made
             made += record["event"] == "step"
-            goes_on = [callback(record) is not False for callback in self.callbacks]
-            return all(goes_on) and (self.max_steps is None or made < self.max_steps)
+            said = [callback(record) for callback in self.callbacks]
+            goes_on = not any(isinstance(answer, (bool, np.bool_)) and not answer for answer in said)
+            return goes_on and (self.max_steps is None or made < self.max_steps)
 
         measured = train(
             self.recipe,
@@ -100,3 +104,28 @@ class Trainer:
     def first_batch(self, step: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """What a step of the first stage learns from: tokens, and what each should predict (-1: nothing), both [texts, tokens]."""
         return self.recipe.first_batch(step)
+
+
+def _plain(key: str, value: object) -> Any:
+    """A value of a recipe as JSON has it. Numbers of numpy and paths are what they stand for; what no recipe can have is refused by its key."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(f"{key}.{name}", item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(key, item) for item in value]
+    if isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise InputError(f"{key}: expected a number, a text, true or false, or a list or dict of these, got {value!r}")
+
+
+def _toml(key: str, value: object) -> str:
+    """A value as TOML, which `changes` are given in."""
+    value = _plain(key, value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name, ensure_ascii=False)} = {_toml(key, item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(key, item) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False)
