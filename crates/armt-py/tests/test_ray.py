@@ -109,23 +109,6 @@ def test_a_job_that_is_given_again_reads_nothing_twice(model, documents, tmp_pat
         assert row["memory"] == model.read(Path(row["path"])).to_bytes()
 
 
-def test_a_text_that_was_half_read_goes_on_from_its_memory(model, documents, tmp_path):
-    from armt.ray import _Document, _Reader
-
-    text = max((document["text"] for document in documents), key=len)
-    settings = {"batch_size": 4, "text": "text", "path": "path", "id": "id", "device": "cpu", "dtype": None, "threads": armt.get_threads()}
-    reader = _Reader("babilong-qa1", every=6_000, state=str(tmp_path), **settings)
-    reader.kept.keep("half", model.read(text[:12_000]), 12_000)
-    document = _Document(text, False)
-    heard = []
-    taken = document.pieces
-    document.pieces = lambda at, every: heard.append(at) or taken(at, every)
-    assert reader.read([document], ["half"]) == [model.read(text)] and heard == [12_000]
-    assert not list(tmp_path.glob("*/*.part"))
-    with pytest.raises(armt.InputError, match="empty one: nothing"):
-        reader.read([_Document("", False)], ["nothing"])
-
-
 def test_models_and_memories_are_objects_of_ray(model):
     memory = model.read(STORY)
 

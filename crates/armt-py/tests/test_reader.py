@@ -5,7 +5,7 @@ import gzip
 import armt
 import numpy as np
 import pytest
-from armt.ray import _Asker, _Reader
+from armt.ray import _Asker, _Document, _Reader
 from conftest import STORY
 
 TEXTS = [STORY, f"{STORY} Mary moved to the office.", "Sandra went to the hallway. " * 40]
@@ -61,3 +61,14 @@ def test_what_is_kept_belongs_to_an_id_and_to_its_text(model, tmp_path):
     assert "expected an id" in nameless["error"][0] and nameless["memory"][1] == expected[1]
     other = reader(tmp_path, dtype="int8")({"id": column("a"), "text": column(TEXTS[0])})
     assert len(list(tmp_path.glob("*-f32-cpu"))) == len(list(tmp_path.glob("*-int8-cpu"))) == 1 and other["error"][0] is None
+
+
+def test_a_text_that_was_half_read_goes_on_from_its_memory(model, book, tmp_path):
+    text, going = book[:20_000], reader(tmp_path, every=6_000)
+    document = _Document(text, "half", "text", False)
+    document.open()
+    going.kept.keep(document.name, model.read(text[:12_000]), 12_000)
+    heard, taken = [], document.pieces
+    document.pieces = lambda at, every: heard.append(at) or taken(at, every)
+    assert going.read([document]) == [model.read(text)] and heard == [12_000]
+    assert not list(tmp_path.glob("*/*.part"))
