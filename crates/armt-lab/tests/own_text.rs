@@ -244,6 +244,36 @@ fn a_model_learns_a_text_and_resumes_to_the_same_losses_with_and_without_its_mem
     }
 }
 
+/// What the last validation of a run says, and the model that it was of.
+fn validated(recipe: &Recipe, at: &Path) -> (f64, Model) {
+    let (mut folder, mut last) = (RunFolder::create(at).unwrap(), None);
+    let device = Device::cpu();
+    train(recipe, &mut folder, false, (DType::F32, &device), &mut |event| {
+        if let Event::Validation { score, .. } = event {
+            last = Some(*score);
+        }
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    (-last.unwrap().ln(), Model::load(&folder.last_folder(), DType::F32, &device).unwrap())
+}
+
+#[test]
+fn a_stage_that_carries_memories_on_is_judged_with_memories_that_go_through_whole_documents() {
+    // One after the other, side by side, and with more places than documents.
+    for places in [1, 3, 20] {
+        let folder = tempfile::tempdir().unwrap();
+        let batch = format!("eval.batch={places}");
+        let recipe = recipe(folder.path(), &["stage.1.carry=1.0", "eval.every=60", "eval.samples=1000", &batch]);
+        let (loss, model) = validated(&recipe, &folder.path().join("run"));
+        let valid = [folder.path().join("valid.txt").display().to_string()];
+        let documents = Documents::open(&valid, "text", Some(Document::Line)).unwrap();
+        let report = text::judge(&model, &documents, &words(), None, &mut |_| ControlFlow::Continue(())).unwrap();
+        assert!((loss - report.loss).abs() < 1e-5, "{places} side by side: {loss}, eval has {}", report.loss);
+        assert!((loss - report.emptied_loss).abs() > 1e-3, "the memory changes what is said: {}", report.emptied_loss);
+    }
+}
+
 #[test]
 fn a_report_has_the_loss_of_each_segment_and_that_of_an_emptied_memory() {
     let folder = tempfile::tempdir().unwrap();

@@ -62,10 +62,10 @@ pub fn by_segment(model: &Model, asked: &TaskBatch, state: &State) -> Result<(Ve
     Ok((sums, state))
 }
 
-/// The likelihood of the positions that a batch asks for, all together, each text read from an empty memory.
-pub fn of_batch(model: &Model, asked: &TaskBatch) -> Result<Likelihood> {
+/// The likelihood of the positions that a batch asks for, all together, read on from a state; and the state afterwards.
+pub fn of_batch(model: &Model, asked: &TaskBatch, state: &State) -> Result<(Likelihood, State)> {
     let mut sum = Likelihood::default();
-    let (segments, _) = by_segment(model, asked, &model.empty(asked.batch.texts)?)?;
+    let (segments, state) = by_segment(model, asked, state)?;
     segments.into_iter().flatten().for_each(|part| sum += part);
-    Ok(sum)
+    Ok((sum, state))
 }

@@ -5,6 +5,8 @@
 //! window goes on from its document's memory too, a document's last window is filled up, and each document begins with an empty memory.
 //! Where it does not, documents are joined, with the end token between them, so that windows are full.
 //!
+//! A stage that carries memories on is judged so too: documents from their beginnings, the memory going on from window to window.
+//!
 //! Files come in an order that is drawn anew each time all were read, documents in that of their file; the first of each place is taken up
 //! somewhere in its beginning, so that places with the same file have other windows of it. All follows from the seed and the step: a run that
 //! is resumed passes over the windows that it had.
@@ -102,7 +104,17 @@ impl TrainingTask for TextTraining {
     }
 
     fn judged(&self, samples: usize) -> Result<usize> {
-        Ok(self.windows(samples)?.len())
+        Ok(match self.carried {
+            true => samples,
+            false => self.windows(samples)?.len(),
+        })
+    }
+
+    fn validation_in_order(&self, texts: usize) -> Result<Option<Windows<'_>>> {
+        Ok(match self.carried {
+            true => Some(Box::new(Lanes::judged(self, texts)?)),
+            false => None,
+        })
     }
 
     fn validation(&self, from: usize, texts: usize, _random: &mut Random) -> Result<TaskBatch> {

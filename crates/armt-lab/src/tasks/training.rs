@@ -204,6 +204,12 @@ pub trait TrainingTask: Send + Sync {
     /// So many texts to be judged on, after the first `from`, with one question each.
     fn validation(&self, from: usize, texts: usize, random: &mut Random) -> Result<TaskBatch>;
 
+    /// Texts to be judged on that go on from those of the batch before, `texts` side by side or as many as there are, for a task whose memories
+    /// are carried through them in training too: taken in place of [`TrainingTask::validation`].
+    fn validation_in_order(&self, _texts: usize) -> Result<Option<Windows<'_>>> {
+        Ok(None)
+    }
+
     /// What else follows from a score, by name.
     fn figures(&self, _score: f64) -> Vec<(&'static str, f64)> {
         Vec::new()

@@ -12,6 +12,7 @@ mod start;
 pub mod step;
 pub mod tensorboard;
 pub mod trainer;
+mod validation;
 
 pub use meter::Meter;
 pub use origin::Origin;

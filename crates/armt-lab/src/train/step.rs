@@ -131,12 +131,7 @@ impl<'m> Stepper<'m> {
         if !begins.contains(&true) {
             return Ok(());
         }
-        if begins.len() != memory.texts() {
-            return Err(Error::input("texts", memory.texts(), begins.len()));
-        }
-        let texts = memory.split()?.into_iter().zip(begins);
-        let texts = texts.map(|(text, begins)| if *begins { self.model.empty(1) } else { Ok(text) });
-        let after = State::stack(&texts.collect::<armt::Result<Vec<_>>>()?)?;
+        let after = emptied(self.model, memory, begins)?;
         // In place: recorded steps have these buffers.
         memory.overwrite(&after)?;
         self.memory = self.memory.take().map(|memory| memory.with_counts(after.counts().to_vec()));
@@ -291,6 +286,16 @@ impl<'m> Stepper<'m> {
         self.optimizer.apply()?;
         self.adapter.as_ref().map_or(Ok(()), |adapter| adapter.refresh())
     }
+}
+
+/// A memory with those of its texts emptied that begin anew.
+pub(super) fn emptied(model: &Model, memory: &State, begins: &[bool]) -> Result<State> {
+    if begins.len() != memory.texts() {
+        return Err(Error::input("texts", memory.texts(), begins.len()));
+    }
+    let texts = memory.split()?.into_iter().zip(begins);
+    let texts = texts.map(|(text, begins)| if *begins { model.empty(1) } else { Ok(text) });
+    Ok(State::stack(&texts.collect::<armt::Result<Vec<_>>>()?)?)
 }
 
 /// Part `part` of `parts` of a batch.

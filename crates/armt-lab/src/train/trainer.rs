@@ -22,15 +22,14 @@ use serde_json::{Map, Value, json};
 pub use super::event::{Ending, Event, RunProgress};
 use super::first;
 use super::origin::{Origin, best_of};
-use super::recipe::{EvalRecipe, ModelRecipe, Recipe, Stage, expect_importance};
+use super::recipe::{ModelRecipe, Recipe, Stage, expect_importance};
 use super::replicas::{Alone, Replicas, meet};
 use super::run_folder::RunFolder;
 use super::start::Start;
 use super::step::Stepper;
 use super::tensorboard::EventWriter;
+use super::validation;
 use crate::error::{Error, Result};
-use crate::eval::likelihood::{self, Likelihood};
-use crate::eval::retrieval::count_exact;
 use crate::tasks::TaskBatch;
 use crate::tasks::training::{Measure, TrainingTask, Window};
 
@@ -382,25 +381,13 @@ impl StageRun<'_> {
         progress: &mut RunProgress,
         each: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
-        let EvalRecipe { samples, batch, .. } = self.recipe.eval;
-        let (samples, measure) = (self.task.judged(samples)?, self.task.measure());
-        let mut random = seed(self.recipe, 2, progress.stage, 0);
-        let (mut right, mut likelihood) = (0, Likelihood::default());
-        for from in (0..samples).step_by(batch) {
-            let asked = self.task.validation(from, batch.min(samples - from), &mut random)?;
-            match measure {
-                Measure::ExactMatch => right += count_exact(self.model, &asked, ScheduleKind::Auto)?,
-                Measure::Loss => likelihood += likelihood::of_batch(self.model, &asked)?,
-            }
-            if each(&Event::Judged { texts: samples.min(from + batch), of: samples }).is_break() {
-                self.save(progress)?;
-                return Ok(ControlFlow::Break(()));
-            }
-        }
-        let score = match measure {
-            Measure::ExactMatch => right as f64 / samples as f64,
-            Measure::Loss => (-likelihood.loss()).exp(),
+        let random = seed(self.recipe, 2, progress.stage, 0);
+        let told = &mut |texts, of| each(&Event::Judged { texts, of });
+        let Some(score) = validation::score(self.model, self.task, &self.recipe.eval, random, told)? else {
+            self.save(progress)?;
+            return Ok(ControlFlow::Break(()));
         };
+        let measure = self.task.measure();
         let figures: Vec<(&str, f64)> = measure.figures(score).into_iter().chain(self.task.figures(score)).collect();
         let mut told = Map::from_iter(figures.iter().map(|(name, value)| (name.to_string(), json!(value))));
         if measure == Measure::Loss {

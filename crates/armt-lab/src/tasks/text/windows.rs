@@ -148,21 +148,36 @@ fn predicted(mut ids: Vec<i32>) -> Text {
     text
 }
 
-/// The windows of all places, step by step.
+/// The windows of all places, step by step, until no place has one.
 pub struct Lanes<'t> {
     training: &'t TextTraining,
     order: Order,
     lanes: Vec<Lane>,
     random: Random,
-    begun: bool,
+    /// Whether the first documents are taken up somewhere in their beginning.
+    amid: bool,
+    vary: bool,
 }
 
 impl<'t> Lanes<'t> {
+    /// What is learned from, without end.
     pub(super) fn new(training: &'t TextTraining, seed: u64) -> Result<Self> {
         let mut random = Random::of(&[seed]);
         let order = Order::endless(&training.train, Random::new(random.bits()));
         let lanes = (0..training.batch).map(|_| Lane::new(&training.tokenizer, training.end)).collect();
-        Ok(Lanes { training, order, lanes, random, begun: false })
+        Ok(Lanes { training, order, lanes, random, amid: true, vary: training.vary })
+    }
+
+    /// What is judged on: every document from its beginning to its end, `texts` side by side or as many as there are.
+    pub(super) fn judged(training: &'t TextTraining, texts: usize) -> Result<Self> {
+        let (mut order, mut lanes) = (Order::once(&training.valid), Vec::new());
+        while lanes.len() < texts
+            && let Some(found) = order.next()?
+        {
+            let tokens = Some(found.tokens(&training.tokenizer)?.peekable());
+            lanes.push(Lane { tokens, ..Lane::new(&training.tokenizer, training.end) });
+        }
+        Ok(Lanes { training, order, lanes, random: Random::new(0), amid: false, vary: false })
     }
 
     /// Takes the first documents up somewhere in their beginning.
@@ -180,19 +195,26 @@ impl<'t> Lanes<'t> {
     }
 
     fn step(&mut self) -> Result<Option<Window>> {
-        if !std::mem::replace(&mut self.begun, true) {
+        if std::mem::take(&mut self.amid) {
             self.begin()?;
         }
         let TextTraining { segment, segments, loss, end, .. } = *self.training;
-        let length = segment * if self.training.vary { some_of(segments, &mut self.random) } else { segments };
-        let (mut texts, mut begins) = (Vec::new(), Vec::new());
+        let length = segment * if self.vary { some_of(segments, &mut self.random) } else { segments };
+        let mut windows = Vec::new();
         for lane in &mut self.lanes {
-            let window = match self.training.carried {
+            windows.push(match self.training.carried {
                 true => lane.own(&mut self.order, length)?,
                 false => lane.joined_from(&mut self.order, length)?.map(|text| (text, true)),
-            };
-            let Some((mut text, first)) = window else { return Ok(None) };
-            text = loss.of(text, segment);
+            });
+        }
+        if windows.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let (mut texts, mut begins) = (Vec::new(), Vec::new());
+        for window in windows {
+            // A place whose documents have ended before those of others asks nothing.
+            let (text, first) = window.unwrap_or((Text::default(), true));
+            let mut text = loss.of(text, segment);
             text.fill_to(length, end);
             texts.push(text);
             begins.push(first);
