@@ -94,6 +94,25 @@ def test_rows_of_ones_own_are_learned_from(tmp_path):
         armt.Dataset.from_rows([])
 
 
+def test_a_run_goes_on_with_the_same_rows_made_anew(tmp_path):
+    rows = [{"context": f"Mary went to the {room}.", "question": "Where is Mary?", "answer": room} for room in ("kitchen", "garden")]
+    recipe = RECIPE | {
+        "task": {"setting": "qa", "train": [], "bpe": str(ROOT / "data/books-bpe")},
+        "stage": [{"segment": 32, "segments": 2, "batch": 2, "steps": 4}],
+        "eval": {"every": 4, "samples": 2, "batch": 2},
+    }
+
+    def fit(out, rows, **options):
+        return armt.Trainer(recipe, tmp_path / out, train=armt.Dataset.from_rows(rows), device="cpu", **options).fit()
+
+    fit("whole", rows)
+    assert fit("cut", rows, max_steps=2) is None
+    with pytest.raises(armt.InputError, match="task.train.1: expected armt-rows-"):
+        fit("cut", rows[:1], resume=True)
+    assert fit("cut", rows, resume=True) is not None
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+
+
 def test_a_hugging_face_dataset_gives_its_rows():
     datasets = pytest.importorskip("datasets")
     rows = [{"text": f"Row {n}."} for n in range(5)]

@@ -361,6 +361,9 @@ const ONCE_OF_ALL: [(&str, &str); 8] = [
     ("distract", "0"),
 ];
 
+/// What the names of files begin with that the Python package writes for rows of its caller's.
+const ROWS: &str = "armt-rows-";
+
 /// Every value within another, by its path; what is nothing is left out.
 fn flatten(path: &str, value: &Value, record: &mut BTreeMap<String, String>) {
     let below = |key: &dyn std::fmt::Display| if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
@@ -370,9 +373,15 @@ fn flatten(path: &str, value: &Value, record: &mut BTreeMap<String, String>) {
         Value::Array(list) => {
             list.iter().enumerate().for_each(|(i, value)| flatten(&below(&(i + 1)), value, record));
         }
-        Value::String(text) => drop(record.insert(path.into(), text.clone())),
+        Value::String(text) => drop(record.insert(path.into(), without_place(text).into())),
         other => drop(record.insert(path.into(), other.to_string())),
     }
+}
+
+/// Rows that Python wrote for a recipe are the same wherever they lie, for their name is made of what they hold: of their place only the name counts.
+fn without_place(value: &str) -> &str {
+    let name = Path::new(value).file_name().and_then(|name| name.to_str());
+    name.filter(|name| name.starts_with(ROWS)).unwrap_or(value)
 }
 
 fn one() -> usize {
@@ -408,7 +417,7 @@ impl Recipe {
     }
 
     /// Every key with its value, defaults too, for comparison: `optimizer.lr` and `0.0003`. Where the model and its adapter come from is left out: a
-    /// run has its own from its first checkpoint on, and these folders may be gone.
+    /// run has its own from its first checkpoint on, and these folders may be gone. So is the folder of rows that Python wrote.
     pub fn record(&self) -> Result<BTreeMap<String, String>> {
         // Over its text, so that a number is as people write it.
         let json = |e: serde_json::Error| Error::Toml(e.to_string());

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -34,7 +35,7 @@ class Dataset:
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], path: str | os.PathLike[str] | None = None) -> Dataset:
         """Writes rows, of a list or of a Hugging Face dataset (a streamed one too), to a file: `path`, or one that lasts as long as the
-        dataset does."""
+        dataset does. To a run these are the same where they hold the same, so that it goes on with them made anew."""
         place, owned = _place(path)
         written = 0
         with open(place.with_name(place.name + ".new"), "w", encoding="utf-8") as out:
@@ -44,7 +45,7 @@ class Dataset:
         if written == 0:
             raise InputError("expected at least one row, got none")
         os.replace(place.with_name(place.name + ".new"), place)
-        return cls(place, owned=owned)
+        return cls(_named(place, owned), owned=owned)
 
     @classmethod
     def from_hf(cls, dataset: Iterable[Mapping[str, Any]], path: str | os.PathLike[str] | None = None) -> Dataset:
@@ -67,7 +68,7 @@ class Dataset:
         stories only."""
         place, owned = _place(path)
         write_babilong(place, task, length, samples=samples, seed=seed, split=split, simulated=simulated)
-        return cls(place, owned=owned)
+        return cls(_named(place, owned), owned=owned)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         with open(self.path, encoding="utf-8") as lines:
@@ -87,3 +88,16 @@ def _place(path: str | os.PathLike[str] | None) -> tuple[Path, tempfile.Temporar
         return Path(path), None
     owned = tempfile.TemporaryDirectory(prefix="armt-dataset-")
     return Path(owned.name) / "rows.jsonl", owned
+
+
+def _named(place: Path, owned: tempfile.TemporaryDirectory[str] | None) -> Path:
+    """Names a file of ours by what it holds: a recipe takes such a file for the same wherever it lies, in another process and after this one."""
+    if owned is None:
+        return place
+    digest = hashlib.blake2b(digest_size=16)
+    with open(place, "rb") as rows:
+        while block := rows.read(1 << 20):
+            digest.update(block)
+    named = place.with_name(f"armt-rows-{digest.hexdigest()}.jsonl")
+    os.replace(place, named)
+    return named

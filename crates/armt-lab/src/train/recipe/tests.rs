@@ -329,3 +329,14 @@ fn how_the_memory_of_another_model_is_written_may_be_all_that_is_said_of_it() {
     refused(&with("from = \"folder\"", "write = \"backwards\""), &["memory", "backwards"]);
     refused(&with("from = \"folder\"", "tokens = 3"), &["memory", "kind"]);
 }
+
+#[test]
+fn rows_that_python_wrote_are_the_same_wherever_they_lie() {
+    let record = |rows: &str| {
+        let text = "[task]\nsetting = \"qa\"\n[memory]\nkind = \"associative\"\ntokens = 4\nd_mem = 32\n[[stage]]\nsegment = 8\nsegments = 2\nbatch = 2\nsteps = 2";
+        Recipe::parse(text, &[format!("task.train=[\"{rows}\"]")]).unwrap().record().unwrap()
+    };
+    assert_eq!(record("/tmp/a/armt-rows-0f.jsonl"), record("b/armt-rows-0f.jsonl"));
+    assert_ne!(record("/tmp/a/armt-rows-0f.jsonl"), record("/tmp/a/armt-rows-1f.jsonl"));
+    assert_ne!(record("/tmp/a/rows.jsonl"), record("/tmp/b/rows.jsonl"));
+}
