@@ -46,6 +46,30 @@ def test_what_is_no_text_is_not_read_as_python_writes_it(value):
     assert rows["error"][0] is None and "expected a str" in rows["error"][1]
 
 
+def test_half_a_character_is_not_the_others_fault(model):
+    rows = reader()({"text": column(TEXTS[0], "Mary \ud83d went.", TEXTS[1])})
+    assert rows["error"][1] == "expected whole characters in the column text, got '\\ud83d' at 5"
+    assert [rows["memory"][n] for n in (0, 2)] == [model.read(text).to_bytes() for text in TEXTS[:2]]
+
+
+def test_what_another_worker_removes_meanwhile_is_looked_for_no_longer(model, tmp_path, monkeypatch):
+    kept = reader(tmp_path).kept
+    memories = {at: model.read(TEXTS[2][:at]) for at in (300, 600)}
+    for at, memory in memories.items():
+        memory.save(kept.folder / f"a.{at}.part")
+    load = armt.Memory.load
+
+    class Gone:
+        @staticmethod
+        def load(path):
+            if path.name == "a.600.part":
+                path.unlink()
+            return load(path)
+
+    monkeypatch.setattr("armt.ray.Memory", Gone)
+    assert kept.find("a") == (memories[300], 300) and kept.find("b") == (None, 0)
+
+
 def test_what_is_kept_belongs_to_an_id_and_to_its_text(model, tmp_path):
     expected = [model.read(text).to_bytes() for text in TEXTS]
     for _ in range(2):

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import Memory, Model, set_threads
-from .errors import Error, InputError, MemoryFileError
+from .errors import Error, InputError, MemoryFileError, NotFoundError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -267,17 +267,15 @@ class _Kept:
 
     def find(self, name: str) -> tuple[Memory | None, int | None]:
         """The memory of a text and the characters of it that are in it, None where it is finished."""
-        whole = self.folder / f"{name}.mem"
-        if whole.exists():
+        parts = sorted(((_characters(part), part) for part in self.folder.glob(f"{name}.*.part")), reverse=True)
+        for at, file in [(None, self.folder / f"{name}.mem"), *parts]:
             try:
-                return Memory.load(whole), None
+                return Memory.load(file), at
             except MemoryFileError:
-                whole.unlink()
-        for at, part in sorted(((_characters(part), part) for part in self.folder.glob(f"{name}.*.part")), reverse=True):
-            try:
-                return Memory.load(part), at
-            except MemoryFileError:
-                part.unlink()
+                file.unlink(missing_ok=True)
+            except NotFoundError:
+                # There is none, or another worker, with the same text, has come further meanwhile.
+                continue
         return None, 0
 
     def keep(self, name: str, memory: Memory, at: int | None) -> None:
@@ -292,6 +290,10 @@ def _text(value: object, column: str) -> str:
     """A text of a column. What is none would be read as Python writes it."""
     if not isinstance(value, str):
         raise InputError(f"expected a str in the column {column}, got {value!r:.80}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"expected whole characters in the column {column}, got {value[error.start]!r} at {error.start}") from None
     return str(value)
 
 
