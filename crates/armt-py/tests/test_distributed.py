@@ -34,8 +34,9 @@ stage = [{ pairs = 2, batch = 8, steps = 8, until = "never" }, { pairs = 3, batc
 EXAMPLES = ROOT / "crates/armt-py/examples"
 
 
-def in_one_process(out, device="cpu", **options):
-    """Two replicas in threads of this process, which adds up the two halves of every gradient."""
+def two_replicas(out, recipe=RECIPE, own=({}, {}), device="cpu", **options):
+    """Two replicas in threads of this process, which adds up the two halves of every gradient: what each measured, and what failed. `own` is what
+    only one of them is told."""
     meet, given, done, failed = threading.Barrier(2), [None, None], [None, None], []
 
     def replica(rank):
@@ -49,7 +50,7 @@ def in_one_process(out, device="cpu", **options):
         try:
             # As many threads as a process of torchrun's has: other numbers of them round sums elsewhere.
             armt.set_threads(1)
-            done[rank] = armt.Trainer(RECIPE, out, all_reduce=add_up, rank=rank, world=2, device=device, **options).fit()
+            done[rank] = armt.Trainer(recipe, out, all_reduce=add_up, rank=rank, world=2, device=device, **options, **own[rank]).fit()
         except Exception as error:
             failed.append(error)
             meet.abort()
@@ -60,6 +61,12 @@ def in_one_process(out, device="cpu", **options):
     after = threading.Thread(target=armt.set_threads, args=(armt.get_threads(),))
     after.start()
     after.join()
+    return done, failed
+
+
+def in_one_process(out, **options):
+    """What two replicas measured."""
+    done, failed = two_replicas(out, **options)
     assert not failed, failed
     return done
 
@@ -99,6 +106,37 @@ def test_what_cannot_be_shared_is_refused(tmp_path):
         run({"stage.1.carry": 0.5})
     with pytest.raises(armt.InputError, match="rank 3 of 3"):
         armt.Trainer(RECIPE, tmp_path / "run", all_reduce=print, rank=3, world=3).fit()
+
+
+def test_processes_with_different_recipes_are_refused(tmp_path):
+    done, failed = two_replicas(tmp_path / "run", own=({"changes": {"seed": 1}}, {"changes": {"seed": 2}}))
+    assert done == [None, None] and [type(error) for error in failed] == [armt.InputError] * 2, failed
+    assert all("one for all processes" in str(error) for error in failed), failed
+
+
+def test_processes_may_write_the_same_rows_each_for_itself(tmp_path):
+    rows = [{"context": f"Mary went to the {room}.", "question": "Where is Mary?", "answer": room} for room in ("kitchen", "garden")]
+    recipe = RECIPE | {
+        "task": {"setting": "qa", "train": [], "bpe": str(ROOT / "data/books-bpe")},
+        "stage": [{"segment": 32, "segments": 2, "batch": 2, "steps": 2}],
+    }  # fmt: skip
+    own = [{"train": armt.Dataset.from_rows(rows), "valid": armt.Dataset.from_rows(rows)} for _ in range(2)]
+    done = in_one_process(tmp_path / "run", recipe=recipe, own=own)
+    assert done[0] == done[1] is not None
+
+
+def test_a_first_checkpoint_that_others_may_be_reading_is_not_written_anew(tmp_path):
+    def fail(values):
+        if values.size > 100:
+            raise ConnectionError("gone at the first gradient")
+        values *= 2
+
+    with pytest.raises(ConnectionError):
+        armt.Trainer(RECIPE, tmp_path / "run", all_reduce=fail, rank=0, world=2, device="cpu").fit()
+    last, found = tmp_path / "run/last", []
+    before = last.stat().st_ino
+    armt.Trainer(RECIPE, tmp_path / "run", callbacks=[lambda record: found.append(last.stat().st_ino)], resume=True, max_steps=1, device="cpu").fit()
+    assert found == [before]
 
 
 def test_what_an_all_reduce_raises_comes_out(tmp_path):

@@ -5,9 +5,12 @@
 //! still runs ([`Replicas::communicator`]), or else by any function that adds up numbers of the host. The first process writes the run's folder, which the
 //! others only read.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use armt::engine::Communicator;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::train::recipe::Recipe;
 
 /// The processes, as one of them sees them.
 pub trait Replicas: Sync {
@@ -65,4 +68,21 @@ impl Replicas for Alone {
 /// Waits until all processes have come here.
 pub(super) fn meet(replicas: &dyn Replicas) -> Result<()> {
     if replicas.world() == 1 { Ok(()) } else { replicas.add_up(&mut [0.0]) }
+}
+
+/// Refuses to train where not all processes were given one recipe: their models would come apart without a word.
+pub(super) fn expect_one_recipe(replicas: &dyn Replicas, recipe: &Recipe) -> Result<()> {
+    if replicas.world() == 1 {
+        return Ok(());
+    }
+    let mut hasher = DefaultHasher::new();
+    recipe.record()?.hash(&mut hasher);
+    // In pieces whose sums are exact.
+    let own = hasher.finish().to_le_bytes().map(f32::from);
+    let mut sums = own;
+    replicas.add_up(&mut sums)?;
+    match sums == own.map(|piece| piece * replicas.world() as f32) {
+        true => Ok(()),
+        false => Err(Error::config("recipe", "one for all processes that train together", "several")),
+    }
 }

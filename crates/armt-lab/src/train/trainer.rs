@@ -23,7 +23,7 @@ pub use super::event::{Ending, Event, RunProgress};
 use super::first;
 use super::origin::{Origin, best_of};
 use super::recipe::{ModelRecipe, Recipe, Stage, expect_importance};
-use super::replicas::{Alone, Replicas, meet};
+use super::replicas::{Alone, Replicas, expect_one_recipe, meet};
 use super::run_folder::RunFolder;
 use super::start::Start;
 use super::step::Stepper;
@@ -78,6 +78,7 @@ pub fn train_among(
     }
     // The folder is put right by whoever opens it for writing.
     meet(replicas)?;
+    expect_one_recipe(replicas, recipe)?;
     let origin = match &recipe.model {
         ModelRecipe::Fresh(_) | ModelRecipe::Recurrence(_) => None,
         // A checkpoint has what was taken from the folder, which may be gone by now.
@@ -122,8 +123,8 @@ pub fn train_among(
         };
         folder.keep_adapter(adapter.as_ref());
         let mut optimizer = optimizer(recipe, &model, adapter.as_deref())?;
-        if progress.total == 0 {
-            // So that a run that dies early can be resumed too.
+        if progress.total == 0 && !resume {
+            // So that a run that dies early can be resumed too. One that is resumed has it, and other processes may be reading it.
             folder.save_last(&model, &optimizer, None, &progress)?;
         } else if progress.step > 0 {
             let path = folder.last_folder().join("optimizer.safetensors");
