@@ -10,8 +10,8 @@
 A worker is an actor with the model in it, which reads the texts of a batch side by side. With a `state` folder, which all workers must see, every
 memory that was finished is kept there, and of a long text the memory so far every `every` characters: a worker that dies is started anew by Ray and
 goes on from there, and so does a whole job that is given again. What is kept belongs to a row's id and to what it holds: a text that has changed is read
-anew. Memories are, on the CPU to the bit, those of `armt read`. A document that cannot be read has no memory, and the reason in `error`; the others are
-read all the same.
+anew. Memories are, on the CPU to the bit, those of `armt read`, but for files that end within a character. A document that cannot be read has no memory,
+and the reason in `error`; the others are read all the same.
 """
 
 from __future__ import annotations
