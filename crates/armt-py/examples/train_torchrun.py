@@ -1,4 +1,4 @@
-"""Training in several processes, started by torchrun (or Slurm, or anything that sets its environment variables):
+"""Training in several processes, started by torchrun (or Slurm's srun, or anything that sets torchrun's environment variables):
 
     torchrun --nproc-per-node 2 train_torchrun.py remember-armt runs/remember
 

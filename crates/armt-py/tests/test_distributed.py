@@ -147,16 +147,21 @@ def test_what_an_all_reduce_raises_comes_out(tmp_path):
         armt.Trainer(RECIPE, tmp_path / "run", all_reduce=fail, rank=0, world=2, device="cpu").fit()
 
 
-def processes(script, world, *arguments):
-    """Starts processes by torchrun's environment variables."""
+TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK")
+SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID")
+
+
+def processes(names, script, world, *arguments):
+    """Starts processes by the environment variables of torchrun or of a step of Slurm's."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
+    place = {"MASTER_ADDR": "127.0.0.1"} if names == TORCHRUN else {"SLURM_STEP_NUM_NODES": "1"}
+    place |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     return [
         subprocess.Popen(
             [sys.executable, str(script), *map(str, arguments)],
-            env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=os.environ | place | dict(zip(names, map(str, (world, rank, rank)))),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(world)
@@ -185,6 +190,15 @@ def test_torchrun_gives_the_bits_of_one_process_that_adds_the_halves(halves, tmp
     same_bits(torchrun(tmp_path, "--device", "cpu"), halves)
 
 
+def test_a_step_of_slurm_gives_these_bits_too(halves, tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "recipe.toml").write_text(TOML)
+    both = processes(SLURM, EXAMPLES / "train_torchrun.py", 2, tmp_path / "recipe.toml", tmp_path / "run", "--backend", "gloo", "--device", "cpu")
+    said = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    same_bits(tmp_path / "run", halves)
+
+
 def test_two_processes_share_a_gpu_with_the_bits_of_one_process_that_adds_the_halves(tmp_path):
     try:
         armt.Model.from_pretrained("babilong-qa1", device="cuda:0")
@@ -202,7 +216,7 @@ def test_a_process_that_dies_is_an_error_on_the_others(tmp_path):
         f"def die(record):\n    if replica['rank'] == 1 and record['total'] == 4: os._exit(9)\n"
         f"armt.Trainer({RECIPE!r}, {str(tmp_path / 'run')!r}, callbacks=[die], **replica).fit()\n"
     )
-    first, second = processes(script, 2)
+    first, second = processes(TORCHRUN, script, 2)
     started = time.monotonic()
     said, _ = first.communicate(timeout=120)
     assert second.wait(60) == 9
