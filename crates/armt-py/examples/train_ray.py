@@ -24,6 +24,9 @@ def work(settings):
 
 def fit(recipe, out, workers=2, callbacks=(), failures=3, gpus=False, storage=None):
     """Trains by a recipe, as `armt.Trainer` takes it."""
+    if not isinstance(recipe, dict) and Path(recipe).exists():
+        # Workers begin in a folder of their own.
+        recipe = str(Path(recipe).absolute())
     trainer = TorchTrainer(
         work,
         train_loop_config={"recipe": recipe, "out": str(Path(out).absolute()), "callbacks": list(callbacks)},

@@ -242,8 +242,11 @@ def ray_train():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def test_ray_train_gives_these_bits_too(ray_train, halves, tmp_path):
-    ray_train.fit(RECIPE, tmp_path / "run", storage=str(tmp_path / "ray"), failures=0)
+def test_ray_train_gives_these_bits_too(ray_train, halves, tmp_path, monkeypatch):
+    (tmp_path / "recipe.toml").write_text(TOML)
+    # A path of this folder, which workers are not in.
+    monkeypatch.chdir(tmp_path)
+    ray_train.fit("recipe.toml", "run", storage=str(tmp_path / "ray"), failures=0)
     assert losses(tmp_path / "run") == losses(halves)
     assert weights(tmp_path / "run/last") == weights(halves / "last")
 

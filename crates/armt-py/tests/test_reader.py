@@ -5,7 +5,7 @@ import gzip
 import armt
 import numpy as np
 import pytest
-from armt.ray import _Asker, _Document, _Reader
+from armt.ray import _Asker, _Document, _place, _Reader
 from conftest import STORY
 
 TEXTS = [STORY, f"{STORY} Mary moved to the office.", "Sandra went to the hallway. " * 40]
@@ -96,3 +96,9 @@ def test_a_text_that_was_half_read_goes_on_from_its_memory(model, book, tmp_path
     document.pieces = lambda at, every: heard.append(at) or taken(at, every)
     assert going.read([document]) == [model.read(text)] and heard == [12_000]
     assert not list(tmp_path.glob("*/*.part"))
+
+
+def test_workers_in_other_folders_find_the_model(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert _place("model") == str(tmp_path / "model") and _place("babilong-qa1") == "babilong-qa1"

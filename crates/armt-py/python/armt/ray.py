@@ -65,7 +65,7 @@ def read_all(
     """
     device = device or ("cuda" if gpus else "cpu")
     settings = {
-        "model": os.fspath(model), "batch_size": batch_size, "text": text, "path": path, "id": id, "every": every,
+        "model": _place(model), "batch_size": batch_size, "text": text, "path": path, "id": id, "every": every,
         "state": None if state is None else os.path.abspath(state), "device": device, "dtype": dtype, "threads": max(1, int(cpus)),
     }  # fmt: skip
     return _map(documents, _Reader, settings, batch_size, workers, cpus, gpus)
@@ -88,10 +88,15 @@ def ask_all(
     """Asks every memory: the question that is given, or that of its row. Rows come back with `answer` and `probability`; where there is no memory
     there is no answer either."""
     settings = {
-        "model": os.fspath(model), "question": question, "column": column, "max_tokens": max_tokens,
+        "model": _place(model), "question": question, "column": column, "max_tokens": max_tokens,
         "device": device or ("cuda" if gpus else "cpu"), "dtype": dtype, "threads": max(1, int(cpus)),
     }  # fmt: skip
     return _map(memories, _Asker, settings, batch_size, workers, cpus, gpus)
+
+
+def _place(model: str | os.PathLike[str]) -> str:
+    """A model for workers, who may be in another folder: a name is the same there, a path must say all."""
+    return os.path.abspath(model) if os.path.exists(model) else os.fspath(model)
 
 
 def _map(
