@@ -35,7 +35,8 @@ class Trainer:
 
     Several processes train together where each has a `rank` of `world` and an `all_reduce` that adds up a float32 array over all of them, in
     place: each computes its part of every batch, and all make the same update. `armt.distributed` has this for torch.distributed.
-    The first of them writes the folder, which all must see.
+    The first of them writes the folder, which all must see. Their callbacks must all stop after the same record; Ctrl-C ends them without saving, and the
+    run goes on from its last checkpoint.
     """
 
     def __init__(
