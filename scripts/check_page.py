@@ -24,6 +24,8 @@ def main(chromium: str, armt: str, pictures: str) -> None:
         book = pathlib.Path(folder) / "novel.txt"
         novel = books[0].read_text()
         book.write_text(f"Mary went to the kitchen. {novel} John moved to the garden. {novel[:200_000]}")
+        other = pathlib.Path(folder) / "other.txt"
+        other.write_text("Sandra went to the office. " * 20_000)
         memory = pathlib.Path(folder) / "novel.mem"
         run = lambda *words: subprocess.run([armt, *map(str, words)], check=True, capture_output=True, text=True).stdout
         run("read", model, book, "--memory", memory, "--device", "cpu")
@@ -79,6 +81,17 @@ def main(chromium: str, armt: str, pictures: str) -> None:
                     drop(page, book)
                     until(page, "document.getElementById('status').textContent.endsWith('is read.')")
                     assert page.text_content("#tokens") == tokens, "read once"
+                    # Where another text came in between, it is read as a whole.
+                    page.select_option("#memories", "")
+                    once = iter([True])
+                    drop(page, book)
+                    until(page, "document.getElementById('status').textContent.includes('Choose the file again')")
+                    for path in [other, book]:
+                        drop(page, path)
+                        until(page, f"document.getElementById('status').textContent === '{path.name} is read.'")
+                    id = page.input_value("#memories")
+                    has = page.request.get(f"{address}/v1/memories/{id}").json()["text_bytes"]
+                    assert has == 256 * 1024 + other.stat().st_size + book.stat().st_size, has
                     context.close()
                     print(f"{name}: read, asked, forked, downloaded, deleted, broken off and gone on")
                 browser.close()

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use armt::Session;
 use armt::answer::{Answer, answer_each, answer_tokens};
 use armt::generate::{Options, Sampling};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::memory::lock;
 use crate::metrics::Metrics;
@@ -18,6 +18,9 @@ use crate::refusal::{Refusal, Reply};
 
 /// Threads for what is not answered side by side.
 pub const THREADS: usize = 4;
+
+/// The room that a body takes from others, held by all that came from it.
+pub type Room = Option<Arc<OwnedSemaphorePermit>>;
 
 /// A question.
 pub struct Question {
@@ -31,6 +34,8 @@ pub struct Question {
     pub stop: Vec<String>,
     /// Who hears the answer as it comes.
     pub listener: Option<mpsc::UnboundedSender<String>>,
+    /// The room of the body that it came in.
+    pub _room: Room,
 }
 
 impl Question {
@@ -143,6 +148,27 @@ impl Questions {
         let answer = self.wait(answer).await?;
         self.tally(answer.tokens.len(), start.elapsed());
         Ok(answer)
+    }
+
+    /// Answers a question and says each piece of the answer as it comes. `None`: nobody listens any more, and so it has ended, also where
+    /// there was nothing to say yet.
+    pub async fn tell<T>(
+        &self,
+        question: Question,
+        say: &mpsc::UnboundedSender<T>,
+        piece: impl Fn(String) -> T,
+    ) -> Option<Reply<Answer>> {
+        let (listener, mut heard) = mpsc::unbounded_channel();
+        let answer = self.ask(Question { listener: Some(listener), ..question });
+        let hear = async {
+            while let Some(text) = heard.recv().await {
+                let _ = say.send(piece(text));
+            }
+        };
+        tokio::select! {
+            (answer, ()) = async { tokio::join!(answer, hear) } => Some(answer),
+            () = say.closed() => None,
+        }
     }
 
     /// Counts an answer of so many tokens.

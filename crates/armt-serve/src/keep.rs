@@ -277,7 +277,7 @@ fn parse(id: String, bytes: &[u8], empty: &Session) -> std::result::Result<Arc<M
     session.from_bytes(state).map_err(|e| e.to_string())?;
     let stays = header.stays.map(Duration::from_secs);
     let made = Made { id, client, name: header.name, created: header.created, stays };
-    let memory = Memory::new(made, Arc::new(session), header.text_bytes, header.texts).map_err(|e| e.to_string())?;
+    let memory = Memory::new(made, Arc::new(session), header.text_bytes, header.texts);
     memory.kept.send_replace(Kept { version: 1, failed: None });
     Ok(memory)
 }

@@ -14,12 +14,13 @@
 //!
 //! The rooms, each above those that it may use: `refusal` (what clients hear when something is not done), [`keys`], [`limits`],
 //! `metrics`, `memory` (memories and whose they are), `keep` (their files), `reading` and `asking` (what is done with the
-//! model, on threads of its own), `template` (conversations), `app` (what requests share) and `routes` (HTTP).
+//! model, on threads of its own), `template` (conversations), `app` (what requests share), `routes` (HTTP) and `connections`.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod app;
 mod asking;
+mod connections;
 mod keep;
 pub mod keys;
 pub mod limits;
@@ -38,12 +39,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use armt::Session;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 
 use crate::app::App;
 use crate::asking::Questions;
@@ -152,7 +149,7 @@ impl Server {
         let threads = start(&app)?;
         let sweeper = tokio::spawn(sweep(app.clone()));
         let (tell, told) = oneshot::channel();
-        let connections = tokio::spawn(accept(listener, app.clone(), told));
+        let connections = tokio::spawn(connections::accept(listener, app.clone(), told));
         stop.await;
         let (now, ending) = (Instant::now(), app.limits.ending);
         let deadline = now + ending;
@@ -163,45 +160,6 @@ impl Server {
         let ended = tokio::task::spawn_blocking(move || end(&app, threads, deadline)).await;
         ended.map_err(std::io::Error::other)
     }
-}
-
-/// Takes connections until it is told to end, and then waits for those that there are. One without the whole head of a request for too long
-/// is closed, so that nobody can hold them all.
-async fn accept(listener: TcpListener, app: Arc<App>, mut told: oneshot::Receiver<()>) {
-    let router = routes::router(app.clone());
-    let (room, graceful) = (Arc::new(Semaphore::new(app.limits.connections.max(1))), GracefulShutdown::new());
-    loop {
-        let next = async {
-            let place = room.clone().acquire_owned().await;
-            (place, listener.accept().await)
-        };
-        let (place, stream) = tokio::select! {
-            next = next => next,
-            _ = &mut told => break,
-        };
-        let stream = match stream {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Too many open files, say: there are fewer later.
-                tracing::warn!("a connection was not taken: {error}");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
-        // An answer is not to wait for its last byte's company.
-        let _ = stream.set_nodelay(true);
-        let mut http = http1::Builder::new();
-        http.timer(TokioTimer::new()).header_read_timeout(app.limits.silence);
-        let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()));
-        let connection = graceful.watch(connection);
-        tokio::spawn(async move {
-            // How it went is its client's matter.
-            let _ = connection.await;
-            drop(place);
-        });
-    }
-    drop(listener);
-    graceful.shutdown().await;
 }
 
 fn open(folder: PathBuf, most: u64) -> std::io::Result<Arc<Keeper>> {

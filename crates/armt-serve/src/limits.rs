@@ -24,7 +24,7 @@ pub struct Limits {
     pub answer: usize,
     /// Bytes of memories that are kept in a folder.
     pub disk: u64,
-    /// How long nothing may come of a body, or a connection may be without a whole request's head.
+    /// How long nothing may come of a body or be taken of an answer, or a connection may be without a whole request's head.
     pub silence: Duration,
     /// How long a question may wait and be answered, and a body that is taken whole may take to come.
     pub answering: Duration,

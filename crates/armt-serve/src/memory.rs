@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use armt::Session;
@@ -81,14 +81,31 @@ pub enum Known {
 pub struct Now {
     /// What was read.
     pub session: Arc<Session>,
-    /// Tokens of it.
-    pub tokens_read: u64,
     /// Bytes of text that were taken.
     pub text_bytes: u64,
     /// Which of the memory's moments this is.
     pub version: u64,
     /// How far each layer moved by each of the last readings.
     pub changes: Arc<VecDeque<Change>>,
+    tokens_read: Arc<OnceLock<u64>>,
+}
+
+impl Now {
+    /// Tokens that were read. They are counted when somebody asks: what is open of a text may be long, and reading must not wait for that
+    /// after each of its shares.
+    pub fn tokens_read(&self) -> Reply<u64> {
+        if let Some(tokens) = self.tokens_read.get() {
+            return Ok(*tokens);
+        }
+        let tokens = self.session.tokens_read()?;
+        Ok(*self.tokens_read.get_or_init(|| tokens))
+    }
+
+    /// Tokens that were read whatever comes next: without those of the word that is open at the end.
+    pub fn certain_tokens(&self) -> u64 {
+        let state = self.session.state();
+        state.tokens_read() + state.tails()[0].tokens.len() as u64
+    }
 }
 
 /// How far a reading moved a memory.
@@ -127,10 +144,10 @@ impl Made {
 
 impl Memory {
     /// A memory of what a session has read, of so many bytes of text, with the texts that it knows by a key.
-    pub fn new(made: Made, session: Arc<Session>, text_bytes: u64, texts: Vec<KeyedText>) -> Reply<Arc<Self>> {
+    pub fn new(made: Made, session: Arc<Session>, text_bytes: u64, texts: Vec<KeyedText>) -> Arc<Self> {
         let Made { id, client, name, created, stays } = made;
-        let now = Now { tokens_read: session.tokens_read()?, session, text_bytes, version: 1, changes: Arc::default() };
-        Ok(Arc::new(Memory {
+        let now = Now { session, text_bytes, version: 1, changes: Arc::default(), tokens_read: Arc::default() };
+        Arc::new(Memory {
             id,
             client,
             name,
@@ -143,7 +160,7 @@ impl Memory {
             version: AtomicU64::new(1),
             kept: watch::Sender::default(),
             texts: Mutex::new(texts.into()),
-        }))
+        })
     }
 
     /// What it is now.
@@ -152,16 +169,14 @@ impl Memory {
     }
 
     /// Takes a session for what it is now, in place of all that it was.
-    pub fn replace(&self, session: Session) -> Reply<()> {
+    pub fn replace(&self, session: Session) {
         lock(&self.texts).clear();
         lock(&self.now).changes = Arc::default();
-        self.put(session, 0, None)
+        self.put(session, 0, None);
     }
 
     /// Takes a session for what it is now, and how it got there.
-    pub fn put(&self, session: Session, text_bytes: u64, change: Option<Change>) -> Reply<()> {
-        // Of a text that is open this takes its time.
-        let tokens_read = session.tokens_read()?;
+    pub fn put(&self, session: Session, text_bytes: u64, change: Option<Change>) {
         let mut now = lock(&self.now);
         if let Some(change) = change {
             let changes = Arc::make_mut(&mut now.changes);
@@ -171,11 +186,10 @@ impl Memory {
             }
         }
         now.session = Arc::new(session);
-        now.tokens_read = tokens_read;
+        now.tokens_read = Arc::default();
         now.text_bytes = text_bytes;
         now.version = self.version.fetch_add(1, Ordering::SeqCst) + 1;
         *lock(&self.used) = Instant::now();
-        Ok(())
     }
 
     /// Whether nobody has used it for as long as it stays.
@@ -242,7 +256,9 @@ impl Memory {
 
     /// What clients are told of it.
     pub fn described(&self, model: &str) -> Reply<Value> {
-        let Now { session, tokens_read, text_bytes, changes, .. } = self.now();
+        let now = self.now();
+        let tokens_read = now.tokens_read()?;
+        let Now { session, text_bytes, changes, .. } = now;
         let state = session.state();
         let norms = state.tensors().map(|(_, part)| norms(&squares(part)?)).collect::<Reply<Vec<Vec<f32>>>>()?;
         let changes: Vec<Value> = changes.iter().map(|c| json!({ "tokens": c.tokens, "layers": c.layers })).collect();

@@ -125,6 +125,19 @@ fn a_text_that_broke_off_goes_on_and_one_that_came_twice_counts_once() {
 }
 
 #[test]
+fn a_word_that_goes_on_may_be_fewer_tokens() {
+    let server = Running::start(settings());
+    let client = server.client();
+    let id = client.memory();
+    let [begun, whole] = ["Mary went to the kitche", "n"].map(|text| client.add(&id, text.as_bytes()));
+    let tokens = |text: &str| read(text).tokens_read().unwrap();
+    assert_eq!(begun["tokens_read"], tokens("Mary went to the kitche"));
+    assert_eq!(whole["tokens_read"], tokens("Mary went to the kitchen"));
+    assert!(whole["tokens_read"].as_u64() < begun["tokens_read"].as_u64(), "or this test shows nothing");
+    assert_eq!((&whole["tokens"], whole["tokens_per_second"].as_f64()), (&json!(0), Some(0.0)));
+}
+
+#[test]
 fn progress_comes_as_events_and_documents_can_be_set_apart() {
     let server = Running::start(settings());
     let client = server.client();
@@ -236,6 +249,11 @@ fn a_conversation_needs_a_template() {
     let server = Running::start(settings);
     let said = server.client().post("/v1/chat/completions", &body).json();
     assert_eq!(said["choices"][0]["message"]["content"], "garden", "{said}");
+    let mut body = body;
+    body["stream"] = true.into();
+    let events = server.client().post("/v1/chat/completions", &body).events();
+    let told = |field: &str| events.iter().filter_map(|e| e["choices"][0]["delta"][field].as_str()).collect::<String>();
+    assert!(events.len() > 3 && told("role") == "assistant" && told("content") == "garden", "{events:?}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use armt::engine::Tensor;
 use serde_json::json;
-use support::{Client, Running, book, read, session, settings};
+use support::{Client, Running, book, read, read_reply, session, settings};
 
 /// The memory's bytes of text.
 fn taken(client: &Client, id: &str) -> u64 {
@@ -106,6 +106,24 @@ fn a_text_with_a_key_is_read_once_however_often_it_comes() {
 }
 
 #[test]
+fn a_text_that_is_refused_has_not_come() {
+    let server = Running::start(settings());
+    let client = server.client();
+    let id = client.memory();
+    let path = format!("/v1/memories/{id}/text");
+    let key = [("Idempotency-Key", "chapter-1")];
+    let mut stream = client.connect();
+    stream.write_all(&client.request("POST", &path, &key, Some(100))).unwrap();
+    stream.write_all(b"It broke off ").unwrap();
+    until("its beginning is read", || taken(&client, &id) == 13);
+    drop(stream);
+    until("it is over", || client.get(&format!("/v1/memories/{id}")).json()["reading"] == false);
+    assert_eq!(client.call("POST", &format!("{path}?offset=5000"), &[], b"Other text.").status, 409);
+    let said = client.call("POST", &path, &key, b"It broke off here.");
+    assert_eq!((said.status, taken(&client, &id)), (200, 18), "{}", said.text());
+}
+
+#[test]
 fn numbers_that_no_file_could_hold_are_refused_and_the_memory_stays() {
     let keep = tempfile::tempdir().unwrap();
     let mut settings = settings();
@@ -147,6 +165,8 @@ fn a_folder_that_cannot_be_written_is_heard_of_at_once_and_tried_again() {
     let said = client.call("POST", &format!("/v1/memories/{id}/text"), &[], b"Mary went to the garden.");
     assert_eq!((said.status, said.header("retry-after")), (503, Some("1")));
     assert!(start.elapsed() < Duration::from_secs(5));
+    assert_eq!(client.call("POST", "/v1/memories", &[], b"").status, 503);
+    assert_eq!(client.get("/v1/memories").json()["data"].as_array().unwrap().len(), 1, "what was not made takes no place");
     std::fs::rename(keep.path().join("away"), &folder).unwrap();
     let file = folder.join(format!("{id}.memory"));
     let before = std::fs::metadata(&file).unwrap().modified().unwrap();
@@ -221,22 +241,87 @@ fn a_server_ends_in_its_time_whatever_its_clients_do() {
 fn work_that_nobody_waits_for_ends() {
     let server = Running::start(settings());
     let client = server.client();
-    let body = json!({ "prompt": vec![1; 200_000], "max_tokens": 1, "seed": 1 }).to_string();
+    // Several times as much as is read before it is looked who has gone.
+    let body = json!({ "prompt": vec![1; 500_000], "max_tokens": 1, "seed": 1 }).to_string();
     let ask = || {
         let start = Instant::now();
         assert_eq!(client.call("POST", "/v1/completions", &[], body.as_bytes()).status, 200);
         start.elapsed()
     };
     let alone = ask();
-    for _ in 0..16 {
-        let mut stream = client.connect();
-        stream.write_all(&client.request("POST", "/v1/completions", &[], Some(body.len()))).unwrap();
-        stream.write_all(body.as_bytes()).unwrap();
-        std::thread::sleep(Duration::from_millis(20));
+    let streamed = body.replace("\"seed\"", "\"stream\":true,\"seed\"");
+    for body in [&body, &streamed] {
+        for _ in 0..16 {
+            let mut stream = client.connect();
+            stream.write_all(&client.request("POST", "/v1/completions", &[], Some(body.len()))).unwrap();
+            stream.write_all(body.as_bytes()).unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let after = ask();
+        // All of them would take at least eight times as long on two cores.
+        assert!(after < 4 * alone + Duration::from_millis(200), "{after:?} beside {alone:?}");
     }
-    let after = ask();
-    // All of them would take at least eight times as long on two cores.
-    assert!(after < 4 * alone + Duration::from_millis(200), "{after:?} beside {alone:?}");
+}
+
+#[test]
+fn a_body_has_room_for_its_bytes_until_it_is_answered() {
+    let mut settings = settings();
+    settings.limits.bodies = 0;
+    let server = Running::start(settings);
+    let client = server.client();
+    // There is room for two of the largest files, of somewhat more than 16 MiB each. Pieces of one byte take no more of it than others.
+    let asked = " ".repeat(40_000) + r#"{"prompt": "a"}"#;
+    let pieces: String = asked.chars().map(|one| format!("1\r\n{one}\r\n")).collect();
+    let said = client.call("POST", "/tokenize", &[("Transfer-Encoding", "chunked")], (pieces + "0\r\n\r\n").as_bytes());
+    assert_eq!(said.status, 200, "{}", said.text());
+
+    let mut settings = support::settings();
+    (settings.limits.bodies, settings.limits.body) = (0, 16 << 20);
+    let server = Running::start(settings);
+    let client = server.client();
+    // What takes long to read has come as a whole, and is tokens by now.
+    let long = format!(r#"{{"prompt": [{}1], "max_tokens": 1}}"#, "1,".repeat(6 << 20));
+    let mut reading: Vec<_> = (0..2).map(|_| client.connect()).collect();
+    for stream in &mut reading {
+        stream.write_all(&client.request("POST", "/v1/completions", &[], Some(long.len()))).unwrap();
+        stream.write_all(long.as_bytes()).unwrap();
+    }
+    std::thread::sleep(Duration::from_secs(3));
+    let large = " ".repeat(12 << 20) + r#"{"prompt": "a"}"#;
+    let status = || client.call("POST", "/tokenize", &[], large.as_bytes()).status;
+    assert_eq!(status(), 503);
+    drop(reading);
+    until("there is room again", || status() == 200);
+}
+
+#[test]
+fn a_client_that_takes_nothing_of_its_answers_is_not_waited_for() {
+    let mut settings = settings();
+    settings.limits.silence = Duration::from_millis(400);
+    settings.limits.connections = 2;
+    let server = Running::start(settings);
+    let client = server.client();
+    // Answers of more bytes than a connection holds by itself.
+    let many = format!("GET /openapi.json HTTP/1.1\r\nHost: {}\r\n\r\n", client.address).repeat(600);
+    let deaf: Vec<_> = (0..2).map(|_| client.connect()).collect();
+    deaf.iter().for_each(|mut stream| stream.write_all(many.as_bytes()).unwrap());
+    let mut other = client.connect();
+    other.set_read_timeout(Some(Duration::from_secs(15))).unwrap();
+    other.write_all(&client.request("GET", "/health", &[], Some(0))).unwrap();
+    assert_eq!(read_reply(&mut other).status, 200);
+}
+
+#[test]
+fn a_word_that_is_open_is_counted_when_its_text_is_over() {
+    let server = Running::start(settings());
+    let client = server.client();
+    let word = "x".repeat(200_000);
+    let path = format!("/v1/memories/{}/text", client.memory());
+    let events = client.call("POST", &path, &[("Accept", "text/event-stream")], word.as_bytes()).events();
+    // A long one takes a while to count: after each share all others would wait for it.
+    let (last, progress) = events.split_last().unwrap();
+    assert!(!progress.is_empty() && progress.iter().all(|event| event["progress"]["tokens_read"] == 0), "{progress:?}");
+    assert_eq!(last["done"]["tokens_read"], read(&word).tokens_read().unwrap());
 }
 
 #[test]

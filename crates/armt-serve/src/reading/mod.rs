@@ -22,7 +22,7 @@ use self::text::{Inbox, Part, Text};
 use self::turn::{Turn, Waits};
 use crate::keep::Keeper;
 use crate::limits::Limits;
-use crate::memory::{Change, Memory, Moved, Now, lock};
+use crate::memory::{Change, Memory, Moved, lock};
 use crate::metrics::Metrics;
 use crate::refusal::{Refusal, Reply};
 
@@ -188,14 +188,14 @@ impl Readings {
         if self.ending.load(Ordering::SeqCst) {
             return Err(Refusal::unavailable("the server is about to end"));
         }
-        let Now { session, tokens_read, text_bytes, .. } = memory.now();
-        let progress = TextProgress { tokens: tokens_read, text_bytes, ..TextProgress::default() };
+        let now = memory.now();
+        let inbox = Inbox::after(&now.session.state().tails()[0]);
         let text = Arc::new(Text {
             memory: memory.clone(),
             reserved: Mutex::new(Some(reserved)),
-            inbox: Mutex::new(Inbox::after(&session.state().tails()[0])),
+            inbox: Mutex::new(inbox),
             taken: Notify::new(),
-            progress: watch::Sender::new(progress),
+            progress: watch::Sender::new(TextProgress { now, change: None, done: false, failed: None }),
         });
         texts.push_back(text.clone());
         Ok(Sending { text, readings: self.clone() })
@@ -453,15 +453,15 @@ impl Readings {
         Metrics::add(&self.metrics.bytes, bytes);
         let text_bytes = before.text_bytes + bytes;
         lock(&text.inbox).set_tail(session.state().tails()[0].tokens.len());
-        memory.put(session, text_bytes, change.clone())?;
-        let tokens = memory.now().tokens_read;
+        memory.put(session, text_bytes, change.clone());
+        let now = memory.now();
         if let Some(keeper) = &self.keeper {
             keeper.keep(memory);
         }
         text.progress.send_modify(|progress| {
             // Why it goes no further stays said.
             let (change, failed) = (change.or(progress.change.take()), progress.failed.take());
-            *progress = TextProgress { tokens, text_bytes, change, done: false, failed };
+            *progress = TextProgress { now, change, done: false, failed };
         });
         Ok(())
     }

@@ -7,7 +7,7 @@ use armt::engine::{DType, Device as Machine};
 
 use super::*;
 use crate::keys::Client;
-use crate::memory::Made;
+use crate::memory::{Made, Now};
 
 /// Segments of a group here.
 const SEGMENTS: u64 = 4;
@@ -82,8 +82,7 @@ impl Device for Apart {
 fn serve(ahead: Option<usize>, texts: &[Vec<u8>], request: usize, device: &mut Apart) -> (Vec<Arc<Memory>>, [f64; 2]) {
     let metrics = Arc::new(Metrics::default());
     let readings = Arc::new(Readings::with(&session(), &Limits::default(), None, metrics.clone(), ahead));
-    let memory =
-        |_: &Vec<u8>| Memory::new(Made::now(Client::ALL, None, None).unwrap(), Arc::new(session()), 0, Vec::new()).unwrap();
+    let memory = |_: &Vec<u8>| Memory::new(Made::now(Client::ALL, None, None).unwrap(), Arc::new(session()), 0, Vec::new());
     let memories: Vec<Arc<Memory>> = texts.iter().map(memory).collect();
     std::thread::scope(|scope| {
         for _ in 0..readings.tokenizers() {

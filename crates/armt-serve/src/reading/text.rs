@@ -7,19 +7,17 @@ use armt::text::{OpenText, Tokenized};
 use axum::body::Bytes;
 use tokio::sync::{Notify, watch};
 
-use crate::memory::{Change, Memory, Reserved};
+use crate::memory::{Change, Memory, Now, Reserved};
 use crate::refusal::Refusal;
 
 /// Bytes of a text that wait to be tokenized before its sender has to wait.
 pub const WAITING: usize = 1 << 20;
 
 /// How far a text is.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone)]
 pub struct TextProgress {
-    /// Tokens that the memory has read.
-    pub tokens: u64,
-    /// Bytes of text that it has taken.
-    pub text_bytes: u64,
+    /// The memory with what was read of it.
+    pub now: Now,
     /// How far its layers moved by the last reading that moved them.
     pub change: Option<Change>,
     /// All that was sent is read.

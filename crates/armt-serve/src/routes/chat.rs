@@ -1,6 +1,7 @@
 //! `/v1/chat/completions`, where the model's folder has a chat template.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::body::Body;
 use axum::extract::State;
@@ -58,7 +59,7 @@ impl Content {
 
 pub async fn complete(State(app): State<Arc<App>>, Extension(client): Extension<Client>, body: Body) -> Reply<Response> {
     let template = app.chat.as_ref().ok_or_else(|| Refusal::missing("path: the model's folder has no chat template"))?;
-    let Chat { messages, max_completion_tokens, memory, n, mut how, others } = json_of(&app, body).await?;
+    let (Chat { messages, max_completion_tokens, memory, n, mut how, others }, room) = json_of(&app, body).await?;
     refuse_undone(&others)?;
     if others.get("logprobs").is_some_and(|wanted| wanted == true) {
         return Err(Refusal::field("logprobs", "expected false: /v1/completions tells them"));
@@ -75,10 +76,18 @@ pub async fn complete(State(app): State<Arc<App>>, Extension(client): Extension<
     };
     let prompt = encode(&app, text).await?;
     let (options, stop, read) = (how.options(&app, 512, 1.0)?, how.stop(), prompt.len());
-    let question = Question { session, prompt, options, stop, listener: None };
+    let question = Question { session, prompt, options, stop, listener: None, _room: room };
     if how.stream.unwrap_or(false) {
-        let choice = |text: String, reason: Option<&str>| {
-            let delta = if text.is_empty() { json!({}) } else { json!({ "role": "assistant", "content": text }) };
+        let begins = AtomicBool::new(true);
+        let choice = move |text: String, reason: Option<&str>| {
+            let mut delta = Map::new();
+            // Clients put the pieces of every field together: who speaks is said once.
+            if begins.swap(false, Ordering::Relaxed) {
+                delta.insert("role".into(), "assistant".into());
+            }
+            if !text.is_empty() {
+                delta.insert("content".into(), text.into());
+            }
             json!([{ "index": 0, "delta": delta, "finish_reason": reason }])
         };
         let head = head(&app, "chatcmpl", "chat.completion.chunk");

@@ -88,7 +88,7 @@ impl Prompts {
 }
 
 pub async fn complete(State(app): State<Arc<App>>, Extension(client): Extension<Client>, body: Body) -> Reply<Response> {
-    let request: Complete = json_of(&app, body).await?;
+    let (request, room): (Complete, _) = json_of(&app, body).await?;
     for (name, n) in [("n", request.n), ("best_of", request.best_of)] {
         if n.is_some_and(|n| n != 1) {
             return Err(Refusal::field(name, "expected 1"));
@@ -106,8 +106,13 @@ pub async fn complete(State(app): State<Arc<App>>, Extension(client): Extension<
         None => Arc::new(app.empty.fork()),
     };
     let prompts = {
-        let (app, prompt) = (app.clone(), request.prompt);
-        aside(prompt.size(), move || prompt.tokens(&app)).await?
+        let size = request.prompt.size();
+        let (app, prompt, room) = (app.clone(), request.prompt, room.clone());
+        let encode = move || {
+            let _room = room;
+            prompt.tokens(&app)
+        };
+        aside(size, encode).await?
     };
     let echo = request.echo.unwrap_or(false);
     let told = request.logprobs.map_or(0, |n| n + 1);
@@ -124,7 +129,7 @@ pub async fn complete(State(app): State<Arc<App>>, Extension(client): Extension<
         let choice =
             |text: String, reason: Option<&str>| json!([{ "index": 0, "text": text, "logprobs": null, "finish_reason": reason }]);
         let prompt = prompts.into_iter().next().unwrap_or_default();
-        let question = Question { session, prompt, options, stop, listener: None };
+        let question = Question { session, prompt, options, stop, listener: None, _room: room };
         return Ok(streamed(app, question, head, choice, request.how.wants_usage()));
     }
     let (mut choices, mut used) = (Vec::new(), [0, 0]);
@@ -133,14 +138,16 @@ pub async fn complete(State(app): State<Arc<App>>, Extension(client): Extension<
         let (text, said, reason, logprobs) = if echo || request.logprobs.is_some() {
             let (session, options, stop) = (session.clone(), options.clone(), stop.clone());
             let alternatives = request.logprobs;
+            let room = room.clone();
             let done = app.questions.work(move |gone| {
+                let _room = room;
                 let options = Options { interrupt: Some(gone.clone()), ..options };
                 scored(&session, &prompt, echo, alternatives, &options, &stop)
             });
             done.await.inspect(|(_, said, ..)| app.questions.tally(*said, Duration::ZERO))?
         } else {
-            let question =
-                Question { session: session.clone(), prompt, options: options.clone(), stop: stop.clone(), listener: None };
+            let (session, options, stop, room) = (session.clone(), options.clone(), stop.clone(), room.clone());
+            let question = Question { session, prompt, options, stop, listener: None, _room: room };
             let answer = app.questions.ask(question).await?;
             let reason = reason(&answer);
             (answer.text, answer.tokens.len(), reason, Value::Null)
@@ -185,8 +192,6 @@ pub fn streamed(
     with_usage: bool,
 ) -> Response {
     let asked = question.prompt.len();
-    let (listener, mut heard) = mpsc::unbounded_channel();
-    let question = Question { listener: Some(listener), ..question };
     let (say, said) = mpsc::unbounded_channel();
     let event = move |text: String, reason: Option<&str>| {
         let mut event = head.clone();
@@ -194,15 +199,7 @@ pub fn streamed(
         Value::Object(event)
     };
     tokio::spawn(async move {
-        let hear = async {
-            while let Some(text) = heard.recv().await {
-                if say.send(event(text, None)).is_err() {
-                    break;
-                }
-            }
-            heard.close();
-        };
-        let (answer, ()) = tokio::join!(app.questions.ask(question), hear);
+        let Some(answer) = app.questions.tell(question, &say, |text| event(text, None)).await else { return };
         match answer {
             Ok(answer) => {
                 let mut last = event(String::new(), Some(reason(&answer)));

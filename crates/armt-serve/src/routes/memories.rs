@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::{Id, LARGE, Whole, aside, encode, events, json_of, received, whole};
+use super::{Id, LARGE, Whole, aside, encode, events, json_of, received, tokens_read, whole};
 use crate::app::App;
 use crate::asking::Question;
 use crate::keys::Client;
@@ -32,7 +32,7 @@ pub struct Make {
 }
 
 pub async fn make(State(app): State<Arc<App>>, Extension(client): Extension<Client>, body: Body) -> Reply<Response> {
-    let Make { name, ttl, from } = json_of(&app, body).await?;
+    let (Make { name, ttl, from }, _room) = json_of(&app, body).await?;
     if name.as_ref().is_some_and(|name| name.chars().count() > 200) {
         return Err(Refusal::field("name", "expected at most 200 characters"));
     }
@@ -47,9 +47,13 @@ pub async fn make(State(app): State<Arc<App>>, Extension(client): Extension<Clie
         None => (Arc::new(app.empty.fork()), 0),
     };
     let stays = ttl.map(Duration::from_secs).or(app.limits.idle);
-    let memory = Memory::new(Made::now(client, name, stays)?, session, text_bytes, Vec::new())?;
+    let memory = Memory::new(Made::now(client, name, stays)?, session, text_bytes, Vec::new());
     app.memories.add(memory.clone(), app.limits.memories)?;
-    kept(&app, &memory).await?;
+    if let Err(why) = kept(&app, &memory).await {
+        // Its client does not hear what it is called.
+        app.remove(&memory.id, client).unwrap_or_default();
+        return Err(why);
+    }
     Ok((StatusCode::CREATED, described(&app, memory).await?).into_response())
 }
 
@@ -102,7 +106,8 @@ pub async fn end(State(app): State<Arc<App>>, Extension(client): Extension<Clien
             let Now { session, text_bytes, .. } = own.now();
             let mut session = session.fork();
             session.end_document()?;
-            own.put(session, text_bytes, None)
+            own.put(session, text_bytes, None);
+            Ok(())
         })
         .await?;
     kept(&app, &memory).await?;
@@ -193,7 +198,7 @@ pub struct Ask {
 
 pub async fn ask(State(app): State<Arc<App>>, Extension(client): Extension<Client>, Id(id): Id, body: Body) -> Reply<Response> {
     let memory = app.memories.get(&id, client)?;
-    let asked: serde_json::Map<String, Value> = json_of(&app, body).await?;
+    let (asked, room): (serde_json::Map<String, Value>, _) = json_of(&app, body).await?;
     // Not every field that is not ours is a mistake to the endpoints that have OpenAI's; here it is.
     if let Some(unknown) = asked.keys().find(|field| !ASK.contains(&field.as_str())) {
         return Err(Refusal::invalid(format!("expected none but {}, got {unknown}", ASK.join(", "))));
@@ -203,7 +208,9 @@ pub async fn ask(State(app): State<Arc<App>>, Extension(client): Extension<Clien
     if question.is_empty() {
         return Err(Refusal::field("question", "expected a question, got nothing"));
     }
-    let Now { session, tokens_read, .. } = memory.now();
+    let now = memory.now();
+    let session = now.session.clone();
+    let tokens_read = tokens_read(now).await?;
     let after = session.model().config().after_question.clone().unwrap_or_default();
     let prompt = encode(&app, format!("{question}{after}")).await?;
     let (options, stop) = (how.options(&app, 64, 0.0)?, how.stop());
@@ -222,23 +229,13 @@ pub async fn ask(State(app): State<Arc<App>>, Extension(client): Extension<Clien
         Ok(told)
     };
     if !how.stream.unwrap_or(false) {
-        let answer = app.questions.ask(Question { session, prompt, options, stop, listener: None }).await?;
+        let answer = app.questions.ask(Question { session, prompt, options, stop, listener: None, _room: room }).await?;
         return Ok(Json(told(answer)?).into_response());
     }
-    let (listener, mut heard) = mpsc::unbounded_channel();
     let (say, said) = mpsc::unbounded_channel();
-    let question = Question { session, prompt, options, stop, listener: Some(listener) };
+    let question = Question { session, prompt, options, stop, listener: None, _room: room };
     tokio::spawn(async move {
-        let hear = async {
-            while let Some(text) = heard.recv().await {
-                if say.send(json!({ "text": text })).is_err() {
-                    break;
-                }
-            }
-            // Nobody listens any more: the answer ends with its next word.
-            heard.close();
-        };
-        let (answer, ()) = tokio::join!(app.questions.ask(question), hear);
+        let Some(answer) = app.questions.tell(question, &say, |text| json!({ "text": text })).await else { return };
         let last = answer.and_then(told).unwrap_or_else(|refusal| refusal.body());
         let _ = say.send(last);
         let _ = say.send(Value::Null);
@@ -287,7 +284,8 @@ pub async fn upload(
             let (own, _room) = (&reserved.0, room);
             let mut session = own.now().session.fork();
             session.from_bytes(&bytes)?;
-            own.replace(session)
+            own.replace(session);
+            Ok(())
         })
         .await?;
     kept(&app, &memory).await?;

@@ -23,7 +23,9 @@ use serde_json::{Map, Value, json};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::app::{App, PERMIT};
+use crate::asking::Room;
 use crate::keys::Client;
+use crate::memory::Now;
 use crate::metrics::Metrics;
 use crate::refusal::{Refusal, Reply};
 
@@ -190,17 +192,23 @@ async fn encode(app: &Arc<App>, text: String) -> Reply<Vec<i32>> {
     aside(text.len(), move || Ok(app.empty.tokenizer().encode(&text)?)).await
 }
 
-/// A body of JSON, whole. An empty one is `{}`.
-async fn json_of<T: DeserializeOwned + Send + 'static>(app: &App, body: Body) -> Reply<T> {
+/// Tokens that a memory has read. Where much of its text is open they take a while to count.
+async fn tokens_read(now: Now) -> Reply<u64> {
+    let open = now.session.state().tails()[0].text.bytes.len();
+    aside(open, move || now.tokens_read()).await
+}
+
+/// A body of JSON, whole, with the room that it takes. An empty one is `{}`.
+async fn json_of<T: DeserializeOwned + Send + 'static>(app: &App, body: Body) -> Reply<(T, Room)> {
     let Whole { bytes, room } = whole(app, body, app.limits.body).await?;
     aside(bytes.len(), move || {
-        let _room = room;
         let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
         // A list would be taken for the fields in their order.
         if bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[') {
             return Err(Refusal::invalid("the body: expected an object, got a list"));
         }
-        serde_json::from_slice(bytes).map_err(|e| Refusal::invalid(format!("the body: {e}")))
+        let read = serde_json::from_slice(bytes).map_err(|e| Refusal::invalid(format!("the body: {e}")))?;
+        Ok((read, room))
     })
     .await
 }
@@ -224,30 +232,33 @@ fn refuse_undone(fields: &Map<String, Value>) -> Reply<()> {
     Ok(())
 }
 
-/// A whole body, and the room that it takes from others as long as it is held.
+/// A whole body, and the room that it takes from others until all that became of it is gone too.
 struct Whole {
     bytes: Vec<u8>,
-    room: Option<OwnedSemaphorePermit>,
+    room: Room,
 }
 
 /// A whole body of at most so many bytes.
 async fn whole(app: &App, body: Body, most: u64) -> Reply<Whole> {
     let come = async {
         let mut pieces = Pieces::new(app, body);
-        let mut whole = Whole { bytes: Vec::new(), room: None };
+        let (mut bytes, mut held): (Vec<u8>, Option<OwnedSemaphorePermit>) = (Vec::new(), None);
         while let Some(piece) = pieces.next().await? {
-            if (whole.bytes.len() + piece.len()) as u64 > most {
+            let length = (bytes.len() + piece.len()) as u64;
+            if length > most {
                 return Err(Refusal::too_large(most));
             }
-            let room = app.bodies.clone().try_acquire_many_owned((piece.len() as u64).div_ceil(PERMIT) as u32);
+            // For all that has come together: pieces may be of one byte.
+            let more = length.div_ceil(PERMIT) as u32 - held.as_ref().map_or(0, |held| held.num_permits() as u32);
+            let room = app.bodies.clone().try_acquire_many_owned(more);
             let room = room.map_err(|_| Refusal::unavailable("too many large bodies are on their way"))?;
-            match &mut whole.room {
+            match &mut held {
                 Some(held) => held.merge(room),
                 none => *none = Some(room),
             }
-            whole.bytes.extend_from_slice(&piece);
+            bytes.extend_from_slice(&piece);
         }
-        Ok(whole)
+        Ok(Whole { bytes, room: held.map(Arc::new) })
     };
     tokio::time::timeout(app.limits.answering, come).await.unwrap_or_else(|_| Err(Refusal::silence()))
 }

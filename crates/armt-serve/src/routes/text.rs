@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
 use super::memories::kept;
-use super::{Id, Pieces, events, received, wants_events};
+use super::{Id, Pieces, events, received, tokens_read, wants_events};
 use crate::app::App;
 use crate::keys::Client;
-use crate::memory::{Known, Memory, Now};
+use crate::memory::{Known, Memory};
 use crate::reading::{Sending, TextProgress};
 use crate::refusal::{Refusal, Reply};
 
@@ -55,9 +55,10 @@ pub async fn text(
         keeper.expect_room()?;
     }
     let sending = app.readings.begin(&memory)?;
-    let Now { text_bytes: taken, tokens_read: before, .. } = memory.now();
-    let mut known = match begin(&memory, key.as_deref(), offset, taken) {
-        Ok(Known::From(from)) => taken - from,
+    let progress = sending.progress();
+    let before = progress.borrow().now.clone();
+    let mut known = match begin(&memory, key.as_deref(), offset, before.text_bytes) {
+        Ok(Known::From(from)) => before.text_bytes - from,
         Ok(Known::Answered(answer)) => {
             give_up(sending).await;
             return Ok(again(answer));
@@ -67,8 +68,7 @@ pub async fn text(
             return Err(refusal);
         }
     };
-    let start = Instant::now();
-    let progress = sending.progress();
+    let begun = Begun { tokens_read: tokens_read(before).await?, at: Instant::now() };
     let mut pieces = Pieces::new(&app, body);
     let mut heard = sending.progress();
     let send = async move {
@@ -93,13 +93,13 @@ pub async fn text(
         async move {
             let last = progress.wait_for(|p| p.done || p.failed.is_some()).await.map(|p| p.clone());
             let last = last.map_err(|_| Refusal::failure("the reading was lost"))?;
-            if let Some(why) = last.failed {
-                return Err(why);
+            if let Some(why) = &last.failed {
+                return Err(why.clone());
             }
             kept(&app, &memory).await?;
-            let mut done = told(&last, before, start);
+            let mut done = begun.told(&last, tokens_read(last.now.clone()).await?);
             done["id"] = memory.id.clone().into();
-            done["segments_read"] = memory.now().session.state().segments_read().into();
+            done["segments_read"] = last.now.session.state().segments_read().into();
             if let Some(key) = key {
                 memory.answer(&key, done.clone());
             }
@@ -121,7 +121,8 @@ pub async fn text(
             let mut progress = progress;
             while progress.changed().await.is_ok() {
                 let now = progress.borrow_and_update().clone();
-                if now.done || now.failed.is_some() || say.send(json!({ "progress": told(&now, before, start) })).is_err() {
+                let told = begun.told(&now, now.now.certain_tokens());
+                if now.done || now.failed.is_some() || say.send(json!({ "progress": told })).is_err() {
                     break;
                 }
             }
@@ -139,12 +140,19 @@ pub async fn text(
 
 /// How a text goes on in a memory that has taken so many bytes: after those of them that were there before it, or not at all.
 fn begin(memory: &Memory, key: Option<&str>, offset: Option<u64>, taken: u64) -> Reply<Known> {
-    match (memory.begin_text(key, taken)?, offset) {
-        (Known::From(_), Some(offset)) if offset > taken => Err(Refusal::conflict(format!(
+    // Its answer may have come since it was looked for, from the same text on another connection.
+    if let Some(answer) = key.and_then(|key| memory.answered(key)) {
+        return Ok(Known::Answered(answer));
+    }
+    // Before it counts as a text that has come.
+    if let Some(offset) = offset.filter(|offset| *offset > taken) {
+        return Err(Refusal::conflict(format!(
             "the memory has {taken} bytes of the text: expected an offset of at most that, got {offset}"
-        ))),
-        (Known::From(from), offset) => Ok(Known::From(offset.unwrap_or(from).min(taken))),
-        (answered, _) => Ok(answered),
+        )));
+    }
+    match memory.begin_text(key, taken)? {
+        Known::From(from) => Ok(Known::From(offset.unwrap_or(from).min(taken))),
+        answered => Ok(answered),
     }
 }
 
@@ -166,14 +174,25 @@ async fn failure(progress: &mut watch::Receiver<TextProgress>) -> Refusal {
     failed.unwrap_or_else(|| Refusal::failure("the reading was lost"))
 }
 
-fn told(progress: &TextProgress, before: u64, start: Instant) -> Value {
-    let (tokens, seconds) = (progress.tokens - before, start.elapsed().as_secs_f64());
-    json!({
-        "tokens": tokens,
-        "tokens_read": progress.tokens,
-        "text_bytes": progress.text_bytes,
-        "seconds": seconds,
-        "tokens_per_second": (tokens as f64 / seconds.max(1e-9)).round(),
-        "change": progress.change.as_ref().map(|c| c.layers.clone()),
-    })
+/// What there was when a text began.
+#[derive(Clone, Copy)]
+struct Begun {
+    tokens_read: u64,
+    at: Instant,
+}
+
+impl Begun {
+    /// What its sender is told of a text when its memory has read so many tokens. They may be fewer than before: its first letters can make one
+    /// token of a word that was open.
+    fn told(self, progress: &TextProgress, tokens_read: u64) -> Value {
+        let (tokens, seconds) = (tokens_read.saturating_sub(self.tokens_read), self.at.elapsed().as_secs_f64());
+        json!({
+            "tokens": tokens,
+            "tokens_read": tokens_read,
+            "text_bytes": progress.now.text_bytes,
+            "seconds": seconds,
+            "tokens_per_second": (tokens as f64 / seconds.max(1e-9)).round(),
+            "change": progress.change.as_ref().map(|c| c.layers.clone()),
+        })
+    }
 }

@@ -21,9 +21,10 @@ struct Text {
 }
 
 pub async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Reply<Response> {
-    let Text { prompt } = json_of(&app, body).await?;
+    let (Text { prompt }, room) = json_of(&app, body).await?;
     // Of a long text the numbers take as long to write as to find.
     aside(prompt.len(), move || {
+        let _room = room;
         let tokens = app.empty.tokenizer().encode(&prompt)?;
         Ok(Json(json!({ "count": tokens.len(), "tokens": tokens, "max_model_len": i32::MAX })).into_response())
     })
@@ -35,10 +36,14 @@ struct Tokens {
     tokens: Vec<i32>,
 }
 
-pub async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Reply<Json<Value>> {
-    let Tokens { tokens } = json_of(&app, body).await?;
-    let text = aside(4 * tokens.len(), move || Ok(app.empty.tokenizer().decode(&tokens)?)).await?;
-    Ok(Json(json!({ "prompt": text })))
+pub async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Reply<Response> {
+    let (Tokens { tokens }, room) = json_of(&app, body).await?;
+    aside(4 * tokens.len(), move || {
+        let _room = room;
+        let text = app.empty.tokenizer().decode(&tokens)?;
+        Ok(Json(json!({ "prompt": text })).into_response())
+    })
+    .await
 }
 
 pub async fn info(State(app): State<Arc<App>>) -> Reply<Json<Value>> {
