@@ -98,6 +98,28 @@ def main(chromium: str, armt: str, pictures: str) -> None:
         finally:
             server.terminate()
             assert server.wait() == 0
+        locked(chromium, [armt, "serve", model, "--port", "0", "--device", "cpu"], pathlib.Path(folder) / "keys")
+
+
+def locked(chromium: str, command: list, keys: pathlib.Path) -> None:
+    """A server with keys: the page asks for one, says which was wrong, and goes on with the right one."""
+    keys.write_text("a-key-for-this-check\n")
+    server = subprocess.Popen([*command, "--api-key-file", keys], stdout=subprocess.PIPE, text=True)
+    try:
+        address = re.search(r"http://\S+", server.stdout.readline()).group(0)
+        with sync_playwright() as play:
+            page = play.chromium.launch(executable_path=chromium, args=QUIET).new_page()
+            page.goto(address)
+            for key, said in [("another-key-of-a-server", "That is no key of this server."), ("a-key-for-this-check", "Nothing read yet.")]:
+                until(page, "document.activeElement.id === 'key'")
+                page.fill("#key", key)
+                page.keyboard.press("Enter")
+                until(page, f"document.getElementById('status').textContent === {said!r}")
+            assert page.is_hidden("#locked") and page.get_attribute("#status", "class") == "soft"
+            print("locked: a wrong key, the right one")
+    finally:
+        server.terminate()
+        assert server.wait() == 0
 
 
 def until(page, condition: str) -> None:
