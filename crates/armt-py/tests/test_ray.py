@@ -109,6 +109,20 @@ def test_a_job_that_is_given_again_reads_nothing_twice(model, documents, tmp_pat
         assert row["memory"] == model.read(Path(row["path"])).to_bytes()
 
 
+def test_files_of_documents_that_cannot_be_read_have_the_columns_of_the_others(tmp_path):
+    from armt.ray import ask_all, read_all
+
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{"id": f"{n}", "text": STORY if n % 6 > 3 else ""} for n in range(12)]
+    memories, answers = str(tmp_path / "memories"), str(tmp_path / "answers")
+    read_all(ray.data.from_items(rows).repartition(6), "babilong-qa1", batch_size=2).write_parquet(memories)
+    ask_all(ray.data.read_parquet(memories), "babilong-qa1", question="Where is Mary?", batch_size=2).write_parquet(answers)
+    for folder in (memories, answers):
+        assert len({str(parquet.read_schema(file).remove_metadata()) for file in Path(folder).glob("*.parquet")}) == 1
+    read = parquet.read_table(answers).to_pylist()
+    assert {(row["answer"], row["memory"] != b"", "empty" in row["error"]) for row in read} == {("kitchen", True, False), ("", False, True)}
+
+
 def test_models_and_memories_are_objects_of_ray(model):
     memory = model.read(STORY)
 

@@ -10,8 +10,8 @@
 A worker is an actor with the model in it, which reads the texts of a batch side by side. With a `state` folder, which all workers must see, every
 memory that was finished is kept there, and of a long text the memory so far every `every` characters: a worker that dies is started anew by Ray and
 goes on from there, and so does a whole job that is given again. What is kept belongs to a row's id and to what it holds: a text that has changed is read
-anew. Memories are, on the CPU to the bit, those of `armt read`, but for files that end within a character. A document that cannot be read has no memory,
-and the reason in `error`; the others are read all the same.
+anew. Memories are, on the CPU to the bit, those of `armt read`, but for files that end within a character. A document that cannot be read has an empty
+memory, and the reason in `error`; the others are read all the same.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def read_all(
     dtype: str | None = None,
 ) -> _Dataset:
     """Reads every document into a memory. Rows come back without the column `text`, and with `memory` (the bytes of its file, as
-    `Memory.from_bytes` takes them), `tokens_read`, `seconds`, its share of the time that its batch was read in, and `error`: None, or why a
-    document could not be read, which then has no memory.
+    `Memory.from_bytes` takes them), `tokens_read`, `seconds`, its share of the time that its batch was read in, and `error`: empty, or why a
+    document could not be read, whose memory is empty then.
 
     A row has its text in the column `text`, or the path of a file in UTF-8 in the column `path`. Rows are told apart by the column `id`, where
     there is one, or else by what they hold. Each of `workers` actors has `cpus` cores (as many threads compute) and `gpus` GPUs. Ray itself needs
@@ -85,8 +85,8 @@ def ask_all(
     device: str | None = None,
     dtype: str | None = None,
 ) -> _Dataset:
-    """Asks every memory: the question that is given, or that of its row. Rows come back with `answer` and `probability`; where there is no memory
-    there is no answer either."""
+    """Asks every memory: the question that is given, or that of its row. Rows come back with `answer` and `probability`; where the memory
+    is empty the answer is too, and its probability no number."""
     settings = {
         "model": _place(model), "question": question, "column": column, "max_tokens": max_tokens,
         "device": device or ("cuda" if gpus else "cpu"), "dtype": dtype, "threads": max(1, int(cpus)),
@@ -120,12 +120,12 @@ class _Asker:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         questions = [self.question] * len(batch["memory"]) if self.question is not None else batch[self.column]
         answers = [
-            None if memory is None else self.model.ask(Memory.from_bytes(bytes(memory)), _text(question, self.column), max_tokens=self.max_tokens)
+            self.model.ask(Memory.from_bytes(bytes(memory)), _text(question, self.column), max_tokens=self.max_tokens) if memory else None
             for memory, question in zip(batch["memory"], questions)
         ]
         return {
             **batch,
-            "answer": _objects([None if answer is None else str(answer) for answer in answers]),
+            "answer": _objects(["" if answer is None else str(answer) for answer in answers]),
             "probability": np.array([np.nan if answer is None else answer.probability for answer in answers]),
         }
 
@@ -157,10 +157,11 @@ class _Reader:
         rows = {name: values for name, values in batch.items() if name != self.text}
         return {
             **rows,
-            "memory": _objects([None if memory is None else memory.to_bytes() for memory in memories]),
+            # Never None: a block with nothing else would have columns of another type, and a folder of parquet two schemas.
+            "memory": _objects([b"" if memory is None else memory.to_bytes() for memory in memories]),
             "tokens_read": np.array([0 if memory is None else memory.tokens_read for memory in memories], dtype=np.int64),
             "seconds": np.full(len(memories), share),
-            "error": _objects([document.error for document in documents]),
+            "error": _objects([document.error or "" for document in documents]),
         }
 
     def read(self, documents: list[_Document]) -> list[Memory | None]:
