@@ -38,7 +38,23 @@ const HOUSES: [(&str, &[&str]); 3] = [
         ],
     ),
     ("armt-lab", &["error", "carried", "tasks", "eval", "train", "bench"]),
-    ("armt-serve", &["refusal", "keys", "limits", "metrics", "memory", "keep", "reading", "asking", "template", "app", "routes", "connections"]),
+    (
+        "armt-serve",
+        &[
+            "refusal",
+            "keys",
+            "limits",
+            "metrics",
+            "memory",
+            "keep",
+            "reading",
+            "asking",
+            "template",
+            "app",
+            "routes",
+            "connections",
+        ],
+    ),
 ];
 
 /// A module by its path from the crate's root.
