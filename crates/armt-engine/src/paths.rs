@@ -6,7 +6,6 @@
 //!
 //! ```text
 //! on the CPU            bf16 is a storage type: operations cast to f32 and back (`ops::via_f32`)
-//! products there        AMX's tiles, or the `gemm` crate                    cpu_product, product_pieces
 //! memory, read          a walk over A, or features and a product           read_by_walk, read_by_task
 //!                       features by lanes, or any width                    read_by_lanes
 //! memory, write         tokens in turn, as many in a pass as fit             TURNS
@@ -21,7 +20,7 @@
 //! products              when cuBLASLt's suggestions are tried              tries_suggestions (cuda/tune.rs)
 //! recurrences           how many tokens a chunk has                        token_chunk
 //!                       what a task of the CPU's selective scan takes      scan_tasks
-//! threads of the CPU    when another one pays                              rows_per_piece, attention_tasks
+//! threads of the CPU    when another one pays                              rows_per_piece, attention_tasks, product_pieces
 //! last layer            only its memory tokens, or all                     narrow_pays
 //! ```
 
@@ -316,50 +315,6 @@ pub(crate) fn product_pieces(s: Sizes, threads: usize) -> ProductPieces {
 
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
-}
-
-/// How products in f32 are computed on the CPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ProductPath {
-    /// By the `gemm` crate.
-    Gemm,
-    /// By AMX's tiles of bf16, six products for one.
-    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    Tiles,
-}
-
-impl ProductPath {
-    /// Pieces of a product have multiples of so many rows, or of so many columns.
-    pub(crate) fn units(self) -> [usize; 2] {
-        match self {
-            ProductPath::Gemm => [1, 1],
-            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            ProductPath::Tiles => [16, 32],
-        }
-    }
-}
-
-/// Fewest columns, and numbers along k, of a product by tiles.
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-const TILES_FROM: usize = 64;
-
-/// By tiles where the processor has them (and `ARMT_AMX` is not `off`) and the matrix is not small: 15 % more of w3, 7 % less of w2 on two cores. How many
-/// rows there are does not decide, so that a text has the bits among others that it has alone; a single row is the exception, for which tiles would be
-/// made of the whole matrix, as they are for few rows, which lose by it.
-pub(crate) fn cpu_product(s: Sizes) -> ProductPath {
-    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    if s.m > 1 && s.n >= TILES_FROM && s.k >= TILES_FROM && has_tiles() {
-        return ProductPath::Tiles;
-    }
-    ProductPath::Gemm
-}
-
-/// Whether large products of the CPU are made by tiles.
-pub(crate) fn has_tiles() -> bool {
-    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    return crate::cpu::amx::available();
-    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-    false
 }
 
 /// How products with matrices in eight bits are computed on the CPU.

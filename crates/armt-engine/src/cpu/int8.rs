@@ -94,7 +94,7 @@ pub(crate) fn batched(
 ) {
     let Sizes { batch, m, n, k } = s;
     assert!(x.len() == batch * m * k && packed.len() == batch * k * n && scales.len() == batch * 2 * n);
-    in_pieces(s, [1, PANEL * BLOCK], y, &epilogue, |Piece { group, rows, columns, whole_rows, y }| {
+    in_pieces(s, PANEL * BLOCK, y, &epilogue, |Piece { group, rows, columns, whole_rows, y }| {
         let (mut bytes, mut row_scales) = (vec![0u8; rows.len().min(ROWS) * k], [0f32; ROWS]);
         for first in rows.clone().step_by(ROWS) {
             let rows = first..rows.end.min(first + ROWS);

@@ -1,4 +1,4 @@
-//! Batched products on the `gemm` crate or by tiles, with an epilogue that runs over each piece of the result while it is in the cache.
+//! Batched products on the `gemm` crate, with an epilogue that runs over each piece of the result while it is in the cache.
 //!
 //! A product is cut into (group, rows) or (group, columns) pieces, one thread each.
 
@@ -8,9 +8,8 @@ use gemm::Parallelism;
 use rayon::prelude::*;
 
 use super::math;
-use super::small_product::Matrix;
 use crate::ops::Sizes;
-use crate::paths::{self, ProductPath, ProductPieces};
+use crate::paths::{self, ProductPieces};
 
 /// A pointer that pieces of one product share.
 #[derive(Clone, Copy)]
@@ -37,11 +36,11 @@ pub(super) struct Piece {
     pub(super) y: *mut f32,
 }
 
-/// Cuts a product `[batch, m, n]` along its rows or along its columns, in multiples of `units` of them, and has every piece computed, which calls `epilogue(group, first row,
+/// Cuts a product `[batch, m, n]` along its rows, or along its columns in multiples of `unit` of them, and has every piece computed, which calls `epilogue(group, first row,
 /// rows)` for its rows where they are whole. Where they are not, that is done here at the end.
 pub(super) fn in_pieces(
     s: Sizes,
-    units: [usize; 2],
+    unit: usize,
     y: &mut [f32],
     epilogue: &(impl Fn(usize, usize, &mut [f32]) + Sync),
     compute: impl Fn(Piece) + Sync,
@@ -52,7 +51,7 @@ pub(super) fn in_pieces(
         return;
     }
     let ProductPieces { pieces, by_rows, serial } = paths::product_pieces(s, rayon::current_num_threads());
-    let (whole, unit) = if by_rows { (m, units[0]) } else { (n, units[1]) };
+    let (whole, unit) = if by_rows { (m, 1) } else { (n, unit) };
     let length = whole.div_ceil(pieces).next_multiple_of(unit);
     let out = Shared(y.as_mut_ptr());
     let piece = |i: usize| {
@@ -89,62 +88,40 @@ pub(crate) fn batched(
 ) {
     let Sizes { batch, m, n, k } = s;
     assert!(a.len() == batch * m * k && b.len() == batch * k * n);
-    let path = paths::cpu_product(s);
-    in_pieces(s, path.units(), y, &epilogue, |Piece { group, rows, columns, whole_rows, y }| {
+    in_pieces(s, 1, y, &epilogue, |Piece { group, rows, columns, whole_rows, y }| {
         // Element (i, j) of an operand is at i * row + j * column.
         let (a_row, a_col) = if ta { (1, m) } else { (k, 1) };
         let (b_row, b_col) = if tb { (1, k) } else { (n, 1) };
-        let sizes = [rows.len(), columns.len(), k];
+        let y_at = group * m * n + rows.start * n + columns.start;
         // SAFETY: operands lie inside their slices by the lengths asserted above and in `in_pieces`; the piece's elements of y are its own, and y is
         // exclusively borrowed for the whole call.
         unsafe {
-            let a = Matrix { ptr: a.as_ptr().add(group * m * k + rows.start * a_row), row: a_row, col: a_col };
-            let b = Matrix { ptr: b.as_ptr().add(group * k * n + columns.start * b_col), row: b_row, col: b_col };
-            let y = y.add(group * m * n + rows.start * n + columns.start);
-            match path {
-                ProductPath::Gemm => by_gemm(sizes, a, b, y, n, accumulate),
-                #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-                ProductPath::Tiles => super::amx::product(sizes, a, b, y, n, accumulate),
-            }
+            gemm::gemm(
+                rows.len(),
+                columns.len(),
+                k,
+                y.add(y_at),
+                1,
+                n as isize,
+                accumulate,
+                a.as_ptr().add(group * m * k + rows.start * a_row),
+                a_col as isize,
+                a_row as isize,
+                b.as_ptr().add(group * k * n + columns.start * b_col),
+                b_col as isize,
+                b_row as isize,
+                1f32,
+                1f32,
+                false,
+                false,
+                false,
+                Parallelism::None,
+            );
             if whole_rows {
-                epilogue(group, rows.start, std::slice::from_raw_parts_mut(y, rows.len() * n));
+                epilogue(group, rows.start, std::slice::from_raw_parts_mut(y.add(y_at), rows.len() * n));
             }
         }
     });
-}
-
-/// c `[m, n]` = (c +) a `[m, k]` b `[k, n]` by the `gemm` crate, rows of c `c_row` apart.
-///
-/// # Safety
-///
-/// All elements so described must be inside their allocations, and nothing else may touch those of c.
-unsafe fn by_gemm([m, n, k]: [usize; 3], a: Matrix, b: Matrix, c: *mut f32, c_row: usize, accumulate: bool) {
-    let (a_row, a_col, b_row, b_col) = (a.row as isize, a.col as isize, b.row as isize, b.col as isize);
-    let (from, none) = (accumulate, Parallelism::None);
-    // SAFETY: as the caller vouches.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            c,
-            1,
-            c_row as isize,
-            from,
-            a.ptr,
-            a_col,
-            a_row,
-            b.ptr,
-            b_col,
-            b_row,
-            1f32,
-            1f32,
-            false,
-            false,
-            false,
-            none,
-        );
-    }
 }
 
 /// Rows of `n`: add a bias, apply GELU, add a residual.

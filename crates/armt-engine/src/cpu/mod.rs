@@ -3,7 +3,7 @@
 //! `simd!` compiles a loop once for each instruction set and picks at run time, so that one binary runs everywhere. Loops are written
 //! so that the compiler vectorises them: slices of equal length, no branches, `mul_add`. [`par_rows`] spreads rows over rayon's threads
 //! when there is enough work to pay for it. Every output element is computed by one thread in a fixed order: as many threads give the
-//! same bits (how a product is cut depends on their number, and with it how the `gemm` crate sums; tiles of AMX do not).
+//! same bits (how a product is cut depends on their number, and with it how the `gemm` crate sums).
 
 /// Runs an expression compiled for the processor at hand. A macro, because the code must be inlined into the function that is
 /// compiled for the instruction set: left outside, it would neither use its vectors nor its fused multiplication.
@@ -17,8 +17,6 @@ macro_rules! simd {
 }
 pub(crate) use simd;
 
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub(crate) mod amx;
 pub(crate) mod attention;
 pub(crate) mod cross_entropy;
 pub(crate) mod elementwise;
@@ -60,7 +58,6 @@ impl CpuReport {
         // The processor's vector extensions appear in the name of the variant that was chosen.
         let chosen = format!("{:?}", arch());
         let vectors = match chosen.split(['(', ' ']).next() {
-            Some("V4") if paths::has_tiles() => "AVX-512, and AMX for large products",
             Some("V4") => "AVX-512",
             Some("V3") => "AVX2 and FMA",
             Some("Neon") | Some("NeonFcma") => "NEON",

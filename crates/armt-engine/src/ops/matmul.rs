@@ -1,6 +1,6 @@
 //! Matrix products: y[g] = op(a[g]) op(b[g]), and the linear layer y[g] = activation(x[g] w[g] + bias[g]) + residual[g].
 //!
-//! Products are cuBLASLt's on CUDA, with bias and GELU in its epilogue where it can, and the `gemm` crate's or AMX's on the CPU, where the
+//! Products are cuBLASLt's on CUDA, with bias and GELU in its epilogue where it can, and the `gemm` crate's on the CPU, where the
 //! epilogue runs over each piece of the result while it is in the cache; a linear layer with one output may be a kernel of our own.
 //! Gradients of weights accumulate straight into the parameter's f32 buffer, also from bf16 operands.
 
