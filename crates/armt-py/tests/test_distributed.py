@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -37,15 +38,15 @@ EXAMPLES = ROOT / "crates/armt-py/examples"
 def two_replicas(out, recipe=RECIPE, own=({}, {}), device="cpu", **options):
     """Two replicas in threads of this process, which adds up the two halves of every gradient: what each measured, and what failed. `own` is what
     only one of them is told."""
-    meet, given, done, failed = threading.Barrier(2), [None, None], [None, None], []
+    inbox, done, failed = [queue.SimpleQueue(), queue.SimpleQueue()], [None, None], []
 
     def replica(rank):
         def add_up(values):
-            given[rank] = values.copy()
-            meet.wait(60)
-            total = given[0] + given[1]
-            meet.wait(60)
-            values[:] = total
+            inbox[1 - rank].put(values.copy())
+            other = inbox[rank].get(timeout=60)
+            if other is None:
+                raise RuntimeError("the other replica has failed")
+            values += other
 
         try:
             # As many threads as a process of torchrun's has: other numbers of them round sums elsewhere.
@@ -53,7 +54,7 @@ def two_replicas(out, recipe=RECIPE, own=({}, {}), device="cpu", **options):
             done[rank] = armt.Trainer(recipe, out, all_reduce=add_up, rank=rank, world=2, device=device, **options, **own[rank]).fit()
         except Exception as error:
             failed.append(error)
-            meet.abort()
+            inbox[1 - rank].put(None)
 
     threads = [threading.Thread(target=replica, args=(rank,)) for rank in (0, 1)]
     [thread.start() for thread in threads]

@@ -20,6 +20,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use armt_engine::DType;
 use group::Groups;
 pub(crate) use plan::alike;
 use plan::plan;
@@ -29,6 +30,9 @@ use crate::model::Model;
 use crate::schedule::ScheduleKind;
 use crate::segment::{Batch, Segment, segment};
 use crate::state::{Count, State, Tail, TextHash};
+
+/// Bytes of a step's inputs and memories that a thread of the CPU has at a time: what it makes of them takes some times as much.
+const CACHE: usize = 512 << 10;
 
 /// How far a reading has come, of all texts together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -331,9 +335,12 @@ impl Reader {
     }
 
     /// The batches in which some texts run. On a GPU, where a batch of a size that was never seen costs much, some of the texts run as powers of
-    /// two, so that few sizes come again and again.
+    /// two, so that few sizes come again and again. On the CPU they are as large as its caches.
     fn batches(&self, mut texts: Vec<usize>) -> Vec<Vec<usize>> {
-        if !self.is_on_gpu() || texts.len() == self.states.len() {
+        if !self.is_on_gpu() {
+            return texts.chunks(self.texts_in_cache()).map(<[usize]>::to_vec).collect();
+        }
+        if texts.len() == self.states.len() {
             return vec![texts];
         }
         let mut batches = Vec::new();
@@ -342,6 +349,18 @@ impl Reader {
             batches.push(std::mem::replace(&mut texts, rest));
         }
         batches
+    }
+
+    /// As many texts as give each thread a step's work that stays in its cache, and all together as much as the weights that it is done with: at
+    /// least one.
+    fn texts_in_cache(&self) -> usize {
+        let recurrence = self.model.recurrence();
+        let (sizes, around) = (recurrence.sizes(), recurrence.around());
+        let positions = around.before + self.model.config().segment_size + around.after;
+        let step = sizes.layers * positions * sizes.width * size_of::<f32>() + recurrence.layout().bytes(DType::F32);
+        // A block has some twelve matrices of its width.
+        let weights = sizes.layers * 12 * sizes.width * sizes.width * size_of::<f32>();
+        (weights.max(CACHE * rayon::current_num_threads()) / step).max(1)
     }
 
     /// Waits for the group under way, if there is one, and tells how far the reading is.
