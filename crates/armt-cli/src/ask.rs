@@ -68,6 +68,9 @@ pub struct AskArgs {
 
 pub fn run(args: &AskArgs) -> Result<ExitCode> {
     find_model(&args.model)?;
+    if args.memory.is_dir() {
+        bail!("{}: expected a memory file, got a folder", args.memory.display());
+    }
     if !args.memory.is_file() {
         bail!("{}: there is no such memory file; `armt read` makes one", args.memory.display());
     }

@@ -119,6 +119,7 @@ fn write_babilong(args: &BabilongArgs) -> Result<ExitCode> {
     }
     let of = |task: &Task| open_stories(*task, args.seed, args.sources.simulated, args.split(), args.sources.babi.as_deref());
     let stories = args.questions.iter().map(of).collect::<Result<Vec<_>>>()?;
+    note_repeats(&stories, args.samples);
     let babilong = args.open()?;
     let stop = stop_on_signals()?;
     let written = if to_file {
@@ -162,6 +163,19 @@ pub fn open_samples(tokenizer: Tokenizer, split: Split, sources: &SourceArgs) ->
     let shipped = if split == Split::Train { Data::TrainBooks } else { Data::TestBooks };
     let folder = find_data(shipped, sources.books.as_deref()).context("--books DIR names a folder of books")?;
     Ok(Babilong::new(Arc::new(Books::open_in(sources.form, &folder, Arc::new(tokenizer))?))?)
+}
+
+/// Says where questions come again in so many samples.
+pub fn note_repeats(stories: &[Stories], samples: u64) {
+    for stories in stories {
+        if let Some(count) = stories.count().filter(|count| samples > *count as u64) {
+            crate::note(format_args!(
+                "note: {} has {} published questions, which come again; with --simulated every one is new",
+                stories.task(),
+                thousands(count as u64)
+            ));
+        }
+    }
 }
 
 /// The tokenizer that a user has named.

@@ -115,7 +115,7 @@ fn completions(shell: Shell) -> anyhow::Result<()> {
 
 /// Prints a line; a closed pipe is an error, not a panic.
 fn say(line: std::fmt::Arguments<'_>) -> anyhow::Result<()> {
-    Ok(writeln!(std::io::stdout(), "{line}")?)
+    anyhow::Context::context(writeln!(std::io::stdout(), "{line}"), "standard output")
 }
 
 /// Prints a line on standard error, where nobody may be listening any more: what is done is not given up for that.

@@ -53,6 +53,9 @@ pub fn run(args: &MemoryArgs) -> Result<ExitCode> {
 }
 
 fn load(file: &Path) -> Result<Contents> {
+    if file.is_dir() {
+        bail!("{}: expected a memory file, got a folder", file.display());
+    }
     if !file.is_file() {
         bail!("{}: there is no such memory file; `armt read` makes one", file.display());
     }

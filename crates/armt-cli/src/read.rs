@@ -150,7 +150,7 @@ impl ReadArgs {
 
     fn read_each(&self, out: &Path) -> Result<ExitCode> {
         find_model(&self.model)?;
-        std::fs::create_dir_all(out).with_context(|| out.display().to_string())?;
+        armt::files::make_folder(out)?;
         let session = self.device.open_session(&self.model, self.adapter.as_deref())?;
         let stop = Arc::new(AtomicBool::new(false));
         listen(stop.clone())?;
@@ -161,6 +161,7 @@ impl ReadArgs {
     fn check(&self) -> Result<()> {
         find_model(&self.model)?;
         let out = self.out();
+        expect_place(out)?;
         let option = if self.append { "--append" } else { "--resume" };
         match (out.exists(), self.resume || self.append, self.force) {
             (true, false, false) => {
@@ -169,7 +170,6 @@ impl ReadArgs {
             (false, true, _) => bail!("{}: there is no such memory to go on from; leave out {option}", out.display()),
             _ => {}
         }
-        expect_place(out)?;
         if let Some(text) = self.files.iter().find(|file| is_same_file(file, out)) {
             bail!("{}: it is also a text to read and would be lost; name another file for the memory", text.display());
         }
@@ -223,7 +223,10 @@ impl ReadArgs {
                     done.bytes += counts.bytes();
                     continue;
                 }
-                reading.passed(passing)?;
+                match reading.passed(passing) {
+                    Err(armt::Error::Interrupted) => return Ok(End::Stopped),
+                    other => other?,
+                }
                 resume = false;
             }
             let started = Instant::now();

@@ -112,7 +112,7 @@ impl ReadEach<'_> {
             for (session, text) in sessions.iter().zip(batch).filter(|(_, text)| failed.iter().all(|(path, _)| *path != text.path))
             {
                 let folder = text.memory.parent().unwrap_or(self.out);
-                std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+                armt::files::make_folder(folder)?;
                 session.save(&text.memory)?;
                 tokens += session.tokens_read()?;
                 read += 1;

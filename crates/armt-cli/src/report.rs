@@ -95,6 +95,9 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
         (_, None) => bail!("--out: expected the name of a plot to write, or one folder of results instead of files"),
         (files, Some(out)) => {
             expect_place_for(Written::Plot, out)?;
+            if out.extension().is_some_and(|ending| !ending.eq_ignore_ascii_case("svg")) {
+                bail!("{}: expected a name that ends in .svg: plots are drawn as SVG", out.display());
+            }
             if let Some(folder) = files.iter().find(|f| f.is_dir()) {
                 bail!(
                     "{}: expected a report, got a folder; a folder of results is given alone and without --out",

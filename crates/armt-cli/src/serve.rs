@@ -98,9 +98,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     limits.idle = args.idle.map(Duration::from_secs);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("threads")?;
     runtime.block_on(async {
-        let server = Server::bind(&args.host, args.port, settings)
-            .await
-            .with_context(|| format!("--host {} --port {}", args.host, args.port))?;
+        let server = Server::bind(&args.host, args.port, settings).await?;
         let kept = server.memories();
         if kept > 0 {
             crate::note(format_args!("memories kept from before: {kept}"));

@@ -139,6 +139,35 @@ fn resuming_goes_on_where_the_memory_ended() {
     assert!(said.contains("expected the text that was read, got one that begins otherwise"), "{said}");
     assert!(read(&place.path("both.mem")) == before);
     assert!(place.bad("read model more.txt --memory none.mem --resume").contains("none.mem: there is no such memory"));
+    // What is open at the end is of that text too: nothing of it is lost for another.
+    for (was, is, same) in [
+        ("Mary went to the kitchen.", "Daniel went to the office.", false),
+        ("Mary went to the kitchen.", "Mary went", false),
+        ("Mary", "Daniel is here.", false),
+        ("Mary", "Mar", false),
+        ("Mar", "Mary went on.", true),
+        ("Mary went to the café", "Mary went to the cafés of Paris.", true),
+        ("Mary went to the kitchen. John", "Mary went to the kitchen. Johnny followed.", true),
+    ] {
+        std::fs::write(place.path("short.txt"), was).unwrap();
+        place.good("read model short.txt --memory short.mem --device cpu --force");
+        let before = read(&place.path("short.mem"));
+        assert!(
+            place.good("read model short.txt --memory short.mem --device cpu --resume").contains("nothing left to read"),
+            "{was}"
+        );
+        std::fs::write(place.path("short.txt"), is).unwrap();
+        let line = "read model short.txt --memory short.mem --device cpu --resume";
+        if same {
+            place.good(line);
+            place.good("read model short.txt --memory at-once.mem --device cpu --force");
+            assert!(read(&place.path("short.mem")) == read(&place.path("at-once.mem")), "{was}, {is}");
+        } else {
+            let said = place.bad(line);
+            assert!(said.contains("expected the text that was read"), "{said}");
+            assert!(read(&place.path("short.mem")) == before, "{was}, {is}");
+        }
+    }
 }
 
 #[test]

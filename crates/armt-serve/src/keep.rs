@@ -81,6 +81,9 @@ impl Waiting {
 impl Keeper {
     /// A folder, which is made if there is none, for at most so many bytes. One that another server has is refused.
     pub fn open(folder: &Path, most: u64) -> Result<Self> {
+        if folder.is_file() {
+            return Err(Error::other("expected a folder, got a file"));
+        }
         if !folder.is_dir() {
             private_folder(folder)?;
         }

@@ -92,7 +92,8 @@ impl Server {
     /// log and left alone. An address that others can reach is refused without keys.
     pub async fn bind(host: &str, port: u16, settings: Settings) -> std::io::Result<Self> {
         let refused = |what: String| std::io::Error::new(std::io::ErrorKind::InvalidInput, what);
-        let listener = TcpListener::bind((host, port)).await?;
+        let named = |e: std::io::Error| std::io::Error::new(e.kind(), format!("--host {host} --port {port}: {e}"));
+        let listener = TcpListener::bind((host, port)).await.map_err(named)?;
         let address = listener.local_addr()?;
         if !address.ip().is_loopback() && settings.keys.is_none() {
             return Err(refused(format!("{host} can be reached by others: expected keys, got none")));

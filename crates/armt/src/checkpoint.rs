@@ -105,7 +105,7 @@ pub fn import(recurrence: &dyn Recurrent, given: &[Found]) -> Result<()> {
 
 /// Writes `config.json` into a folder, which is made where it is missing.
 pub fn save_config(config: &Config, folder: &Path) -> Result<()> {
-    std::fs::create_dir_all(folder).map_err(|source| Error::io(folder, source))?;
+    crate::files::make_folder(folder)?;
     let text = serde_json::to_string_pretty(config).map_err(|e| Error::file(folder, e))?;
     write_beside(&folder.join("config.json"), text.as_bytes())
 }
@@ -123,7 +123,7 @@ pub fn save(recurrence: &dyn Recurrent, config: &Config, folder: &Path, dtype: D
 pub fn save_plain(recurrence: &dyn Recurrent, config: &Config, folder: &Path, dtype: DType) -> Result<()> {
     let tensors = recurrence.plain()?;
     let tensors = tensors.ok_or_else(|| Error::Unsupported("the model has no backbone that others could open".into()))?;
-    std::fs::create_dir_all(folder).map_err(|source| Error::io(folder, source))?;
+    crate::files::make_folder(folder)?;
     let mut backbone = config.backbone.clone();
     let stored = if dtype == DType::BF16 { "bfloat16" } else { "float32" };
     ["dtype", "torch_dtype"].iter().filter(|key| config.backbone.get(key).is_some()).for_each(|key| backbone[*key] = stored.into());

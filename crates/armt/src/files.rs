@@ -66,6 +66,14 @@ pub fn expect_writable(path: &Path) -> Result<()> {
     Beside::create(path).map(drop)
 }
 
+/// Makes a folder, and those above it, where it is not there. A file in its place is an error.
+pub fn make_folder(path: &Path) -> Result<()> {
+    if path.exists() && !path.is_dir() {
+        return Err(Error::file(path, "expected a folder to write, got a file"));
+    }
+    std::fs::create_dir_all(path).map_err(|source| Error::io(path, source))
+}
+
 /// BLAKE3 of some bytes, in hexadecimal digits.
 pub fn fingerprint(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_string()

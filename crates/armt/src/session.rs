@@ -191,7 +191,8 @@ impl Session {
     /// [passed over](Reading::skip), and what was open comes again.
     pub fn reading_again(&self, sources: Vec<Source>, stop: Arc<AtomicBool>) -> Result<Reading> {
         let state = self.state.clone().with_tails(vec![Tail::default()])?;
-        self.reading_from(state, TokenStream::new(self.tokenizer.clone(), sources)?, stop)
+        let reading = self.reading_from(state, TokenStream::new(self.tokenizer.clone(), sources)?, stop)?;
+        Ok(Reading { open: self.state.tails()[0].clone(), ..reading })
     }
 
     /// Reads a text into each of some sessions of one model, side by side, to their ends. The texts may have any lengths: each session is
@@ -238,7 +239,8 @@ impl Session {
         let mut reader = Reader::new(&self.model, state)?;
         reader.stop_on(stop.clone());
         let tokens = TokenPrefetch::start(stream, stop)?;
-        Ok(Reading { reader, tokens, tokenizer: self.tokenizer.clone(), passed_end: false, finished: false })
+        let open = Tail::default();
+        Ok(Reading { reader, tokens, tokenizer: self.tokenizer.clone(), open, passed_end: false, finished: false })
     }
 
     /// The most probable answer to a question: what the model goes on with after it, and after what it was trained to answer behind
@@ -476,6 +478,8 @@ pub struct Reading {
     reader: Reader,
     tokens: TokenPrefetch,
     tokenizer: Arc<Tokenizer>,
+    /// What was open when the text was read before: it comes again behind what is passed over.
+    open: Tail,
     /// What the state already holds goes to the very end of the text.
     passed_end: bool,
     /// The text was read to its end.
@@ -523,9 +527,39 @@ impl Reading {
         Ok(())
     }
 
-    /// Takes what was passed over for what the state holds. A text with fewer tokens, or with others, is an error.
+    /// Takes what was passed over for what the state holds. A text with fewer tokens, or with others, is an error, and so is one in which
+    /// something else comes then than what was open.
     pub fn passed(&mut self, passing: &Passing) -> Result<()> {
-        self.reader.passed(passing)
+        self.reader.passed(passing)?;
+        let again = self.open_again()?;
+        self.reader.begin_with(again);
+        Ok(())
+    }
+
+    /// The tokens that come first now, after all of what was open is among them, or else its end.
+    fn open_again(&mut self) -> Result<Vec<i32>> {
+        let Tail { tokens: open, text } = std::mem::take(&mut self.open);
+        let other =
+            || Error::input("the text that was read", "one that ends sooner, or goes on otherwise behind what the memory holds");
+        let last = self.tokenizer.encode_open(&text)?;
+        let again = self.tokens.by_ref().take(open.len() + last.len()).collect::<Result<Vec<i32>>>()?;
+        if !again.starts_with(&open) {
+            return Err(other());
+        }
+        // What was no tokens yet may be others now, as many of which are more or fewer letters of the same text.
+        let said = |tokens: &[i32]| -> Result<String> {
+            Ok(self.tokenizer.decode(tokens)?.trim_end_matches(char::REPLACEMENT_CHARACTER).to_string())
+        };
+        let (before, mut now) = (said(&last)?, again[open.len()..].to_vec());
+        let ended = now.len() < last.len();
+        if let Some(rest) = self.tokens.rest().filter(|_| ended) {
+            now.extend(self.tokenizer.encode_open(rest)?);
+        }
+        let now = said(&now)?;
+        if !(now.starts_with(&before) || !ended && before.starts_with(&now)) {
+            return Err(other());
+        }
+        Ok(again)
     }
 
     /// Passes over all tokens that the state already holds, as [`Reading::pass`] does, and takes them for these.

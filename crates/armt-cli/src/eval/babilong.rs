@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use armt::Model;
 use armt::text::Tokenizer;
 use armt_lab::eval::babilong::{Answered, Cell, CellProgress, Judge, Report, Settings, count, csv};
@@ -18,7 +18,7 @@ use armt_lab::tasks::babilong::{Babilong, Books, Facts, Form, Length};
 use clap::Args;
 
 use super::{EvalArgs, first_given};
-use crate::data::{SourceArgs, find_tokenizer, open_samples, open_stories};
+use crate::data::{SourceArgs, find_tokenizer, note_repeats, open_samples, open_stories};
 use crate::progress::Meter;
 use crate::train::stop_on_signals;
 
@@ -74,6 +74,7 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
         .into_iter()
         .map(|task| open_stories(task, args.seed, own.sources.simulated, Split::Test, own.sources.babi.as_deref()));
     let stories = stories.collect::<Result<Vec<_>>>()?;
+    note_repeats(&stories, args.samples.unwrap_or(SAMPLES) as u64);
     let lengths = own.lengths();
     let (tokenizer, missing) = own.tokenizer(folder)?;
     let babilong = open_samples(tokenizer, Split::Test, &own.sources)?;
@@ -236,7 +237,7 @@ impl<'a> Run<'a> {
         let mut report = found.unwrap_or_else(|| Report::new(None, settings));
         report.name = args.name.clone().or(report.name);
         if let Some(folder) = &args.babilong.csv {
-            std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+            armt::files::make_folder(folder)?;
         }
         Ok(Run { args, report, stop, shown: 0, judged: 0 })
     }

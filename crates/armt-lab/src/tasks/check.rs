@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use armt::text::Tokenizer;
+use serde_json::Value;
 
 use super::documents::{Documents, Rows, is_table};
 use super::qa::{self, Fields};
@@ -92,14 +93,25 @@ pub fn texts(patterns: &[String], field: &str, tokenizer: &Arc<Tokenizer>) -> Re
     Ok(Checked { lengths: vec![("documents", Lengths::of(lengths))], unwritable: 0, wrong })
 }
 
-/// Whether files hold questions: the first row of the first table has a field for one.
+/// Rows of a table in which a question is looked for.
+const LOOKED_AT: usize = 100;
+
+/// Whether files hold questions: one of the first rows of the first table has a field for one.
 pub fn has_questions(patterns: &[String], fields: &Fields) -> Result<bool> {
+    let name = fields.question.as_deref().unwrap_or("question");
     for path in super::documents::find(patterns)? {
         if is_table(&path)? {
-            let Some(row) = Rows::open(&path)?.next() else { continue };
-            let Ok(object) = row?.object() else { return Ok(false) };
-            let name = fields.question.as_deref().unwrap_or("question");
-            return Ok(super::documents::field(&object, name).is_some() || object.get("questions").is_some());
+            let mut rows = Rows::open(&path)?.take(LOOKED_AT).peekable();
+            if rows.peek().is_none() {
+                continue;
+            }
+            for row in rows {
+                let asks = |row: Value| super::documents::field(&row, name).is_some() || row.get("questions").is_some();
+                if row?.object().is_ok_and(asks) {
+                    return Ok(true);
+                }
+            }
+            return Ok(false);
         }
     }
     Ok(false)

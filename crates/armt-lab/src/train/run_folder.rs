@@ -91,7 +91,7 @@ impl RunFolder {
         if let Some(found) = [LAST.to_string(), old(LAST)].into_iter().chain(later).find(|n| path.join(n).exists()) {
             return Err(held(&found));
         }
-        std::fs::create_dir_all(path).map_err(io(path))?;
+        armt::files::make_folder(path)?;
         let file = path.join(LOG);
         let log = OpenOptions::new().append(true).create(true).open(&file).map_err(io(&file))?;
         lock(&log, path)?;

@@ -125,7 +125,7 @@ impl AdapterTraining {
 
     /// Writes the adapter's folder, in f32.
     pub fn save(&self, model: &Model, folder: &Path) -> Result<()> {
-        std::fs::create_dir_all(folder).map_err(|source| Error::io(folder, source))?;
+        crate::files::make_folder(folder)?;
         let (config, none) = (model.config(), LoraSettings { rank: 0, alpha: 0.0, targets: Vec::new() });
         let LoraSettings { rank, alpha, targets } = self.lora.as_ref().map_or(none, |lora| lora.settings().clone());
         let file = AdapterFile {

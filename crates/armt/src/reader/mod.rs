@@ -198,6 +198,11 @@ impl Reader {
         Ok(())
     }
 
+    /// Tokens that the one text begins with, before those of its source.
+    pub(crate) fn begin_with(&mut self, tokens: Vec<i32>) {
+        self.open = vec![tokens];
+    }
+
     /// Reads one text to its end. `each` hears of the progress after every group and may stop the reading there; a source that gives
     /// [`Error::Interrupted`] stops it too. A token outside the vocabulary is an error.
     pub fn read(&mut self, tokens: Tokens<'_>, each: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<End> {

@@ -126,8 +126,11 @@ fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
     if path.is_file() {
         return Ok(vec![path.to_path_buf()]);
     }
-    if single.exists() || !index.exists() {
+    if single.exists() || !path.is_dir() {
         return Ok(vec![single]);
+    }
+    if !index.exists() {
+        return Err(Error::file(path, "expected model.safetensors, or shards with model.safetensors.index.json, found neither"));
     }
     let value: Value = read_json(&index, "an index of shards")?;
     let map = value.get("weight_map").and_then(Value::as_object);

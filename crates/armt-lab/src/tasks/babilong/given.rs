@@ -31,9 +31,21 @@ pub struct Given {
     pub samples: Vec<Sample>,
 }
 
+/// What a line says, or else the user, in agreement.
+fn one<T>(line: Option<String>, user: Option<T>) -> std::result::Result<Option<T>, String>
+where
+    T: std::str::FromStr<Err = Error> + PartialEq + std::fmt::Display,
+{
+    let line = line.map(|said| said.parse::<T>()).transpose().map_err(|e| e.to_string())?;
+    match (line, user) {
+        (Some(line), Some(user)) if line != user => Err(format!("expected {user}, as all of the file was said to be, got {line}")),
+        (line, user) => Ok(line.or(user)),
+    }
+}
+
 /// The samples of a file by task and length, in the order in which these first come, at most `most` of each. Where a line does not say its
-/// task or length, it has those of `otherwise`. A line that is no sample, and one whose task or length nobody says, is refused by its
-/// number.
+/// task or length, it has those of `otherwise`. A line that is no sample, one whose task or length nobody says, and one that says another
+/// than `otherwise`, is refused by its number.
 pub fn read(
     babilong: &Babilong,
     path: &Path,
@@ -46,8 +58,8 @@ pub fn read(
         let wrong = |message: String| Error::file(path, format!("line {}: {message}", i + 1));
         let Line { input, question, target, task, length } = serde_json::from_str(line)
             .map_err(|e| wrong(format!("expected a sample as JSON, with input, question and target, got another text ({e})")))?;
-        let task = task.map(|t| t.parse()).transpose().map_err(|e: Error| wrong(e.to_string()))?.or(otherwise.0);
-        let length = length.map(|l| l.parse()).transpose().map_err(|e: Error| wrong(e.to_string()))?.or(otherwise.1);
+        let task = one(task, otherwise.0).map_err(wrong)?;
+        let length = one(length, otherwise.1).map_err(wrong)?;
         let (Some(task), Some(length)) = (task, length) else {
             let missing = if task.is_none() { "task" } else { "length" };
             return Err(wrong(format!("expected a field {missing}, or one {missing} for all of the file, got none")));

@@ -36,6 +36,11 @@ impl Stories {
         self.task
     }
 
+    /// How many there are before they come again; `None` where there are as many as numbers.
+    pub fn count(&self) -> Option<usize> {
+        self.published.as_ref().map(Vec::len)
+    }
+
     /// Their seed.
     pub fn seed(&self) -> u64 {
         self.seed

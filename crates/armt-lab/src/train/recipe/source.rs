@@ -206,6 +206,9 @@ impl Source {
             if message.starts_with("unknown field") && path.starts_with("stage.") {
                 message += &format!("; every stage also has {}", super::Stage::KEYS.join(", "));
             }
+            if message.starts_with("unknown field") && !path.contains('.') {
+                message += "; a recipe also has task and extends";
+            }
             self.error(&path, &path, Error::Toml(message))
         })
     }
