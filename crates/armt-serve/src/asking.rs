@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,8 @@ use crate::memory::lock;
 use crate::metrics::Metrics;
 use crate::refusal::{Refusal, Reply};
 
+/// Most tokens of an answer that is given side by side with others: they wait for the longest of them.
+const SHORT: usize = 256;
 /// Threads for what is not answered side by side.
 pub const THREADS: usize = 4;
 
@@ -42,7 +44,11 @@ impl Question {
     /// Whether it can be answered with others in one go.
     fn is_plain(&self) -> bool {
         let short = self.prompt.len() <= 2 * self.session.model().config().segment_size;
-        short && self.options.sampling == Sampling::Greedy && self.stop.is_empty() && self.listener.is_none()
+        short
+            && self.options.max_new_tokens <= SHORT
+            && self.options.sampling == Sampling::Greedy
+            && self.stop.is_empty()
+            && self.listener.is_none()
     }
 
     /// The answer, unless `gone` is set meanwhile.
@@ -63,6 +69,56 @@ impl Question {
 struct Waiting {
     question: Question,
     reply: oneshot::Sender<Reply<Answer>>,
+    place: Arc<Mutex<Place>>,
+}
+
+/// Where a question is whose asker still waits.
+#[derive(Default)]
+struct Place {
+    /// Its asker has gone away.
+    left: bool,
+    together: Option<Arc<Together>>,
+}
+
+/// Questions that are answered in one go: until the last asker has gone away.
+struct Together {
+    askers: AtomicUsize,
+    over: Arc<AtomicBool>,
+}
+
+impl Together {
+    fn new<'p>(places: impl Iterator<Item = &'p Arc<Mutex<Place>>>) -> Arc<Self> {
+        // One more, who leaves when all are counted.
+        let together = Arc::new(Together { askers: AtomicUsize::new(1), over: Arc::default() });
+        for place in places {
+            let mut place = lock(place);
+            if !place.left {
+                together.askers.fetch_add(1, Ordering::SeqCst);
+                place.together = Some(together.clone());
+            }
+        }
+        together.leave();
+        together
+    }
+
+    fn leave(&self) {
+        if self.askers.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.over.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Leaves a question's place when it is dropped.
+struct Asking(Arc<Mutex<Place>>);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let mut place = lock(&self.0);
+        place.left = true;
+        if let Some(together) = place.together.take() {
+            together.leave();
+        }
+    }
 }
 
 type Work = Box<dyn FnOnce() + Send>;
@@ -144,7 +200,8 @@ impl Questions {
         }
         let start = Instant::now();
         let (reply, answer) = oneshot::channel();
-        self.plain.push(Waiting { question, reply }, self.most)?;
+        let asking = Asking(Arc::default());
+        self.plain.push(Waiting { question, reply, place: asking.0.clone() }, self.most)?;
         let answer = self.wait(answer).await?;
         self.tally(answer.tokens.len(), start.elapsed());
         Ok(answer)
@@ -247,10 +304,11 @@ impl Questions {
 /// Answers questions of equal options; where that fails each alone, so that one's fault is not the others'.
 fn answer_together(waiting: Vec<Waiting>) {
     if waiting.len() > 1 {
+        let over = Together::new(waiting.iter().map(|w| &w.place)).over.clone();
         let session = waiting[0].question.session.clone();
         let states = waiting.iter().map(|w| Ok(w.question.session.closed()?.clone())).collect::<armt::Result<Vec<_>>>();
         let prompts: Vec<Vec<i32>> = waiting.iter().map(|w| w.question.prompt.clone()).collect();
-        let options = &waiting[0].question.options;
+        let options = &Options { interrupt: Some(over.clone()), ..waiting[0].question.options.clone() };
         let answers = states.and_then(|states| answer_each(session.model(), session.tokenizer(), &states, &prompts, options));
         if let Ok(answers) = answers {
             for (waiting, answer) in waiting.into_iter().zip(answers) {
@@ -259,7 +317,29 @@ fn answer_together(waiting: Vec<Waiting>) {
             return;
         }
     }
-    for Waiting { question, reply } in waiting {
-        let _ = reply.send(question.answer(&Arc::default()));
+    for waiting in waiting {
+        let over = Together::new(std::iter::once(&waiting.place)).over.clone();
+        let _ = waiting.reply.send(waiting.question.answer(&over));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_for_many_is_over_when_the_last_has_left() {
+        let askers: Vec<Asking> = (0..4).map(|_| Asking(Arc::default())).collect();
+        let places: Vec<_> = askers.iter().map(|asker| asker.0.clone()).collect();
+        let mut askers = askers.into_iter();
+        drop(askers.next());
+        let together = Together::new(places.iter());
+        let is_over = || together.over.load(Ordering::SeqCst);
+        for _ in 0..3 {
+            assert!(!is_over());
+            drop(askers.next());
+        }
+        assert!(is_over());
+        assert!(Together::new(places.iter()).over.load(Ordering::SeqCst), "nobody is there any more");
     }
 }

@@ -22,7 +22,8 @@ use crate::routes;
 /// is closed, so that nobody can hold them all.
 pub async fn accept(listener: TcpListener, app: Arc<App>, mut told: oneshot::Receiver<()>) {
     let router = routes::router(app.clone());
-    let (room, graceful) = (Arc::new(Semaphore::new(app.limits.connections.max(1))), GracefulShutdown::new());
+    let (room, graceful) =
+        (Arc::new(Semaphore::new(app.limits.connections.clamp(1, Semaphore::MAX_PERMITS))), GracefulShutdown::new());
     loop {
         let next = async {
             let place = room.clone().acquire_owned().await;

@@ -88,7 +88,7 @@ impl Keeper {
             private_folder(folder)?;
         }
         // Held as long as the server runs. It also shows that the folder can be written.
-        let alone = File::create(folder.join(".lock"))?;
+        let alone = private_file(&folder.join(".lock"))?;
         match alone.try_lock() {
             Err(TryLockError::WouldBlock) => {
                 return Err(Error::other("another server keeps its memories here; end it, or name another folder"));
@@ -143,6 +143,12 @@ impl Keeper {
             }
         }
         Ok(memories)
+    }
+
+    /// Whether a memory's file is of what it is now.
+    pub fn has(&self, memory: &Memory) -> bool {
+        let kept = memory.kept.borrow();
+        kept.version >= memory.now().version && kept.failed.is_none()
     }
 
     /// Has a memory written as it is when its turn comes. That it could not be written before is forgotten.
@@ -238,10 +244,17 @@ impl Keeper {
         let path = self.path(memory);
         let before = std::fs::metadata(&path).map_or(0, |m| m.len());
         let beside = path.with_extension(BESIDE);
-        let mut file = private_file(&beside)?;
-        file.write_all(&bytes)?;
-        file.sync_data()?;
-        std::fs::rename(&beside, &path)?;
+        let written = || {
+            let mut file = private_file(&beside)?;
+            file.write_all(&bytes)?;
+            file.sync_data()?;
+            std::fs::rename(&beside, &path)
+        };
+        if let Err(error) = written() {
+            // What there is of it takes room that others may need.
+            let _ = std::fs::remove_file(&beside);
+            return Err(error);
+        }
         self.used.fetch_add(bytes.len() as u64, Ordering::SeqCst);
         self.used.fetch_sub(before.min(self.used.load(Ordering::SeqCst)), Ordering::SeqCst);
         if memory.is_deleted() {

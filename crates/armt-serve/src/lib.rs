@@ -208,7 +208,7 @@ fn end(app: &App, threads: Threads, deadline: Instant) {
         std::thread::sleep(Duration::from_millis(5));
     }
     if let Some(keeper) = &app.keeper {
-        app.memories.all().iter().for_each(|memory| keeper.keep(memory));
+        app.memories.all().iter().filter(|memory| !keeper.has(memory)).for_each(|memory| keeper.keep(memory));
         keeper.end();
     }
     threads.keeper.into_iter().for_each(|thread| drop(thread.join()));

@@ -1,7 +1,8 @@
 //! Memories as a server has them: who made them, what they have read, and how they changed on the way.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -37,6 +38,8 @@ pub struct Memory {
     /// How long it stays when nobody uses it.
     pub stays: Option<Duration>,
     used: Mutex<Instant>,
+    /// Requests that are about it.
+    users: AtomicUsize,
     now: Mutex<Now>,
     /// A text is on its way into it.
     reading: AtomicBool,
@@ -103,9 +106,14 @@ impl Now {
 
     /// Tokens that were read whatever comes next: without those of the word that is open at the end.
     pub fn certain_tokens(&self) -> u64 {
-        let state = self.session.state();
-        state.tokens_read() + state.tails()[0].tokens.len() as u64
+        certain_tokens(&self.session)
     }
+}
+
+/// Tokens that a session has read whatever comes next.
+pub fn certain_tokens(session: &Session) -> u64 {
+    let state = session.state();
+    state.tokens_read() + state.tails()[0].tokens.len() as u64
 }
 
 /// How far a reading moved a memory.
@@ -154,6 +162,7 @@ impl Memory {
             created,
             stays,
             used: Mutex::new(Instant::now()),
+            users: AtomicUsize::new(0),
             now: Mutex::new(now),
             reading: AtomicBool::new(false),
             deleted: AtomicBool::new(false),
@@ -161,6 +170,13 @@ impl Memory {
             kept: watch::Sender::default(),
             texts: Mutex::new(texts.into()),
         })
+    }
+
+    /// A memory that goes on from what another is, with how that got there.
+    pub fn fork(made: Made, from: &Now) -> Arc<Self> {
+        let memory = Self::new(made, from.session.clone(), from.text_bytes, Vec::new());
+        lock(&memory.now).changes = from.changes.clone();
+        memory
     }
 
     /// What it is now.
@@ -194,7 +210,8 @@ impl Memory {
 
     /// Whether nobody has used it for as long as it stays.
     pub fn is_over(&self) -> bool {
-        self.stays.is_some_and(|stays| !self.is_read_into() && lock(&self.used).elapsed() > stays)
+        let is_used = self.is_read_into() || self.users.load(Ordering::SeqCst) > 0;
+        self.stays.is_some_and(|stays| !is_used && lock(&self.used).elapsed() > stays)
     }
 
     /// Whether a text is on its way into it.
@@ -242,11 +259,12 @@ impl Memory {
         Ok(Known::From(taken))
     }
 
-    /// Keeps what was answered to the text of a key.
-    pub fn answer(&self, key: &str, answer: Value) {
+    /// Keeps what was answered to the text of a key, as part of what the memory is from now on. `None`: nothing after all.
+    pub fn answer(&self, key: &str, answer: Option<Value>) {
         if let Some(text) = lock(&self.texts).iter_mut().find(|text| text.key == key) {
-            text.answer = Some(answer);
+            text.answer = answer;
         }
+        lock(&self.now).version = self.version.fetch_add(1, Ordering::SeqCst) + 1;
     }
 
     /// The texts that it knows by a key.
@@ -286,7 +304,26 @@ pub struct Reserved(pub Arc<Memory>);
 
 impl Drop for Reserved {
     fn drop(&mut self) {
+        *lock(&self.0.used) = Instant::now();
         self.0.reading.store(false, Ordering::SeqCst);
+    }
+}
+
+/// A memory that a request is about: until it is answered the memory stays.
+pub struct InUse(Arc<Memory>);
+
+impl Deref for InUse {
+    type Target = Arc<Memory>;
+
+    fn deref(&self) -> &Arc<Memory> {
+        &self.0
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        *lock(&self.0.used) = Instant::now();
+        self.0.users.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -349,11 +386,11 @@ impl Memories {
     }
 
     /// A client's memory.
-    pub fn get(&self, id: &str, client: Client) -> Reply<Arc<Memory>> {
-        let memory = lock(&self.0).get(id).filter(|memory| memory.client == client).cloned();
-        let memory = memory.ok_or_else(|| Refusal::missing("memory"))?;
-        *lock(&memory.used) = Instant::now();
-        Ok(memory)
+    pub fn get(&self, id: &str, client: Client) -> Reply<InUse> {
+        let all = lock(&self.0);
+        let memory = all.get(id).filter(|memory| memory.client == client).ok_or_else(|| Refusal::missing("memory"))?;
+        memory.users.fetch_add(1, Ordering::SeqCst);
+        Ok(InUse(memory.clone()))
     }
 
     /// A client's memories, the oldest first.
@@ -370,7 +407,7 @@ impl Memories {
 
     /// Takes a client's memory out.
     pub fn remove(&self, id: &str, client: Client) -> Reply<Arc<Memory>> {
-        let memory = self.get(id, client)?;
+        let memory = self.get(id, client)?.clone();
         lock(&self.0).remove(id);
         memory.deleted.store(true, Ordering::SeqCst);
         Ok(memory)

@@ -37,6 +37,10 @@ fn the_description_has_every_route_and_every_route_answers() {
             let said = client.call(&method.to_uppercase(), &path.replace("{id}", &client.memory()), &[], b"");
             let unknown = said.status == 405 || said.text().contains("no such path\"");
             assert!(!unknown, "{method} {path}: {} {}", said.status, said.text());
+            if let Some(kind) = said.header("content-type").filter(|_| (200..300).contains(&said.status)) {
+                let kinds = &paths[path][*method]["responses"][said.status.to_string()]["content"];
+                assert!(kinds.get(kind.split(';').next().unwrap()).is_some(), "{method} {path}: {kind} is not in {kinds}");
+            }
         }
     }
     assert_eq!(client.get("/v1/nothing").status, 404);
@@ -249,6 +253,7 @@ fn a_conversation_needs_a_template() {
     let server = Running::start(settings);
     let said = server.client().post("/v1/chat/completions", &body).json();
     assert_eq!(said["choices"][0]["message"]["content"], "garden", "{said}");
+    assert_eq!(server.client().post("/v1/chat/completions", &json!({ "messages": [] })).status, 400);
     let mut body = body;
     body["stream"] = true.into();
     let events = server.client().post("/v1/chat/completions", &body).events();
@@ -421,4 +426,60 @@ fn a_memory_that_nobody_uses_goes_when_its_time_is_over() {
     std::thread::sleep(Duration::from_millis(3_500));
     assert_eq!(client.get(&format!("/v1/memories/{id}")).status, 404);
     assert_eq!(client.get(&format!("/v1/memories/{stays}")).status, 200);
+
+    // A text on its way into it is a use of it, to its end.
+    let said = client.post("/v1/memories", &json!({ "ttl": 1 })).json();
+    let path = format!("/v1/memories/{}", said["id"].as_str().unwrap());
+    let mut stream = client.connect();
+    stream.write_all(&client.request("POST", &format!("{path}/text"), &[], Some(10))).unwrap();
+    stream.write_all(b"Mary ").unwrap();
+    std::thread::sleep(Duration::from_millis(2_500));
+    stream.write_all(b"went.").unwrap();
+    assert_eq!(read_reply(&mut stream).status, 200);
+    assert_eq!(client.get(&path).status, 200);
+}
+
+#[test]
+fn what_is_told_of_tokens_agrees_with_their_text() {
+    let mut settings = settings();
+    settings.limits.answer = 10;
+    let server = Running::start(settings);
+    let client = server.client();
+    let said = client.post("/v1/completions", &json!({ "prompt": "Where is Mary?GEN", "temperature": 0 }));
+    assert_eq!(said.status, 200, "no more than is allowed where nobody asks for more: {}", said.text());
+    // A tokenizer that knows all bytes.
+    let books = support::folder().with_file_name("books");
+    let books = armt::Session::open_on(books, armt::engine::DType::F32, &armt::engine::Device::cpu()).unwrap();
+    let books = Running::start(Settings::new("books", books));
+    let (client, text) = (books.client(), "naïve — 日本語<|endoftext|> went and so");
+    let tokens = client.post("/tokenize", &json!({ "prompt": text })).json()["tokens"].clone();
+    for prompt in [json!(text), tokens] {
+        let asked = json!({ "prompt": prompt, "echo": true, "logprobs": 3, "temperature": 5, "seed": -1, "max_tokens": 6 });
+        let choice = client.post("/v1/completions", &asked).json()["choices"][0].clone();
+        let whole: Vec<char> = choice["text"].as_str().unwrap().chars().collect();
+        assert!(choice["text"].as_str().unwrap().starts_with(text), "{choice}");
+        let told = &choice["logprobs"];
+        let list = |name: &str| told[name].as_array().unwrap().clone();
+        let mut plain = 0;
+        for (i, token) in list("tokens").iter().enumerate() {
+            let (token, at) = (token.as_str().unwrap(), told["text_offset"][i].as_u64().unwrap() as usize);
+            let there: String = whole[at..whole.len().min(at + token.chars().count())].iter().collect();
+            plain += usize::from(there == token);
+            let (own, top) = (&told["token_logprobs"][i], &told["top_logprobs"][i]);
+            assert!(i == 0 || &top[token] == own && (3..=4).contains(&top.as_object().unwrap().len()), "{token}: {own}, {top}");
+        }
+        // All but parts of characters, and an end that is not said.
+        assert!(plain >= list("tokens").len() / 2 && list("tokens").iter().any(|token| token == " went"), "{told}");
+        let went = list("tokens").iter().position(|token| token == " went").unwrap();
+        let at = told["text_offset"][went].as_u64().unwrap() as usize;
+        assert_eq!(whole[at..at + 5].iter().collect::<String>(), " went", "{told}");
+    }
+
+    // Open tokens are counted when they are certain, and each once.
+    let client = server.client();
+    let id = client.memory();
+    let done = client.add(&id, b"Mary went to the garden. And so on.");
+    client.call("POST", &format!("/v1/memories/{id}/end"), &[], b"");
+    let counted = format!("armt_tokens_read_total {}\n", done["tokens"]);
+    assert!(client.get("/metrics").text().contains(&counted), "{counted}");
 }

@@ -100,9 +100,36 @@ fn a_text_with_a_key_is_read_once_however_often_it_comes() {
     drop(stream);
     until("it is over", || client.call("POST", &path, &[], b"and other text came").status == 200);
     assert_eq!(client.call("POST", &path, &third, b"It broke off here.").status, 409);
-    let refused = client.call("POST", &path, &[("Idempotency-Key", "schl\u{fc}ssel")], b"a");
-    assert_eq!((refused.status, refused.text().contains("ASCII")), (400, true));
+    for (key, why) in [("schl\u{fc}ssel", "ASCII"), ("", "1 to 255 characters"), (&"k".repeat(256), "1 to 255 characters")] {
+        let refused = client.call("POST", &path, &[("Idempotency-Key", key)], b"a");
+        assert_eq!((refused.status, refused.text().contains(why)), (400, true), "{}", refused.text());
+    }
     assert_eq!(client.call("POST", &path, &[("Content-Encoding", "gzip")], b"a").status, 415);
+}
+
+/// What a server has said is in the memory's file before anybody hears it, and is not written again when it ends.
+#[test]
+fn an_answer_to_a_text_with_a_key_outlives_any_end_of_the_server() {
+    let (keep, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let start = |folder: &std::path::Path| {
+        let mut settings = settings();
+        settings.keep = Some(folder.into());
+        Running::start(settings)
+    };
+    let server = start(keep.path());
+    let client = server.client();
+    let id = client.memory();
+    let (path, once) = (format!("/v1/memories/{id}/text"), [("Idempotency-Key", "chapter-1")]);
+    let first = client.call("POST", &path, &once, b"Mary went to the garden. And so on.").json();
+    let name = format!("{id}.memory");
+    // As a kill now would leave it.
+    std::fs::copy(keep.path().join(&name), copy.path().join(&name)).unwrap();
+    let again = start(copy.path());
+    assert_eq!(again.client().call("POST", &path, &once, b"Mary went to the garden. And so on.").json(), first);
+    let written = || std::fs::metadata(keep.path().join(&name)).unwrap().modified().unwrap();
+    let before = written();
+    drop(server);
+    assert_eq!(written(), before);
 }
 
 #[test]
@@ -168,6 +195,16 @@ fn a_folder_that_cannot_be_written_is_heard_of_at_once_and_tried_again() {
     assert_eq!(client.call("POST", "/v1/memories", &[], b"").status, 503);
     assert_eq!(client.get("/v1/memories").json()["data"].as_array().unwrap().len(), 1, "what was not made takes no place");
     std::fs::rename(keep.path().join("away"), &folder).unwrap();
+    // Nothing can take the place of a folder.
+    let place = folder.join(format!("{id}.memory"));
+    std::fs::rename(&place, folder.join("aside")).unwrap();
+    std::fs::create_dir(&place).unwrap();
+    assert_eq!(client.call("POST", &format!("/v1/memories/{id}/text"), &[], b"And so on.").status, 503);
+    let names: Vec<_> =
+        std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(!names.iter().any(|name| name.ends_with(".new")), "what could not be written takes no room: {names:?}");
+    std::fs::remove_dir(&place).unwrap();
+    std::fs::rename(folder.join("aside"), &place).unwrap();
     let file = folder.join(format!("{id}.memory"));
     let before = std::fs::metadata(&file).unwrap().modified().unwrap();
     until("it is written after all", || std::fs::metadata(&file).unwrap().modified().unwrap() != before);

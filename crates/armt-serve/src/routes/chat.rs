@@ -67,13 +67,14 @@ pub async fn complete(State(app): State<Arc<App>>, Extension(client): Extension<
     if n.is_some_and(|n| n != 1) {
         return Err(Refusal::field("n", "expected 1"));
     }
+    if messages.is_empty() {
+        return Err(Refusal::field("messages", "expected at least one message, got none"));
+    }
     how.max_tokens = how.max_tokens.or(max_completion_tokens);
     let messages: Vec<(String, String)> = messages.into_iter().map(|m| (m.role, m.content.text())).collect();
     let text = template.render(&messages).map_err(|e| Refusal::field("messages", e.to_string()))?;
-    let session = match memory {
-        Some(id) => app.memories.get(&id, client)?.now().session,
-        None => Arc::new(app.empty.fork()),
-    };
+    let memory = memory.map(|id| app.memories.get(&id, client)).transpose()?;
+    let session = memory.as_ref().map_or_else(|| Arc::new(app.empty.fork()), |memory| memory.now().session);
     let prompt = encode(&app, text).await?;
     let (options, stop, read) = (how.options(&app, 512, 1.0)?, how.stop(), prompt.len());
     let question = Question { session, prompt, options, stop, listener: None, _room: room };
@@ -91,7 +92,7 @@ pub async fn complete(State(app): State<Arc<App>>, Extension(client): Extension<
             json!([{ "index": 0, "delta": delta, "finish_reason": reason }])
         };
         let head = head(&app, "chatcmpl", "chat.completion.chunk");
-        return Ok(streamed(app, question, head, choice, how.wants_usage()));
+        return Ok(streamed(app, memory, question, head, choice, how.wants_usage()));
     }
     let answer = app.questions.ask(question).await?;
     let message = json!({ "role": "assistant", "content": answer.text });

@@ -8,6 +8,7 @@ use armt::Session;
 use armt::answer::Answer;
 use armt::generate::{Generated, Options, generate};
 use armt::segment::Batch;
+use armt::text::Tokenizer;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -21,6 +22,7 @@ use super::{aside, events, json_of, received, refuse_undone};
 use crate::app::App;
 use crate::asking::Question;
 use crate::keys::Client;
+use crate::memory::InUse;
 use crate::refusal::{Refusal, Reply};
 
 /// Most alternatives of a token.
@@ -54,6 +56,13 @@ enum Prompts {
     TokenLists(Vec<Vec<i32>>),
 }
 
+/// One of them.
+struct Prompt {
+    tokens: Vec<i32>,
+    /// As it was sent, where it was a text.
+    text: Option<String>,
+}
+
 impl Prompts {
     /// About how many bytes they are.
     fn size(&self) -> usize {
@@ -65,22 +74,24 @@ impl Prompts {
         }
     }
 
-    fn tokens(self, app: &App) -> Reply<Vec<Vec<i32>>> {
-        let encode = |text: &String| app.empty.tokenizer().encode(text);
-        let prompts = match self {
-            Prompts::Text(text) => vec![encode(&text)?],
-            Prompts::Texts(texts) => texts.iter().map(encode).collect::<armt::Result<_>>()?,
-            Prompts::Tokens(tokens) => vec![tokens],
-            Prompts::TokenLists(lists) => lists,
+    fn tokens(self, app: &App) -> Reply<Vec<Prompt>> {
+        let encode = |text: String| Ok(Prompt { tokens: app.empty.tokenizer().encode(&text)?, text: Some(text) });
+        let given = |tokens: Vec<i32>| Prompt { tokens, text: None };
+        let prompts: Vec<Prompt> = match self {
+            Prompts::Text(text) => vec![encode(text)?],
+            Prompts::Texts(texts) => texts.into_iter().map(encode).collect::<armt::Result<_>>()?,
+            Prompts::Tokens(tokens) => vec![given(tokens)],
+            Prompts::TokenLists(lists) => lists.into_iter().map(given).collect(),
         };
         let vocabulary = app.empty.model().sizes().vocab;
         if prompts.is_empty() || prompts.len() > PROMPTS {
             return Err(Refusal::field("prompt", format!("expected 1 to {PROMPTS} prompts, got {}", prompts.len())));
         }
-        if prompts.iter().any(Vec::is_empty) {
+        if prompts.iter().any(|prompt| prompt.tokens.is_empty()) {
             return Err(Refusal::field("prompt", "expected at least one token, got none"));
         }
-        if let Some(token) = prompts.iter().flatten().find(|token| usize::try_from(**token).map_or(true, |t| t >= vocabulary)) {
+        let mut tokens = prompts.iter().flat_map(|prompt| &prompt.tokens);
+        if let Some(token) = tokens.find(|token| usize::try_from(**token).map_or(true, |t| t >= vocabulary)) {
             return Err(Refusal::field("prompt", format!("token {token} is outside the vocabulary of {vocabulary}")));
         }
         Ok(prompts)
@@ -101,10 +112,8 @@ pub async fn complete(State(app): State<Arc<App>>, Extension(client): Extension<
     if request.logprobs.is_some_and(|n| n > ALTERNATIVES) {
         return Err(Refusal::field("logprobs", format!("expected at most {ALTERNATIVES}")));
     }
-    let session = match &request.memory {
-        Some(id) => app.memories.get(id, client)?.now().session,
-        None => Arc::new(app.empty.fork()),
-    };
+    let memory = request.memory.as_ref().map(|id| app.memories.get(id, client)).transpose()?;
+    let session = memory.as_ref().map_or_else(|| Arc::new(app.empty.fork()), |memory| memory.now().session);
     let prompts = {
         let size = request.prompt.size();
         let (app, prompt, room) = (app.clone(), request.prompt, room.clone());
@@ -116,7 +125,7 @@ pub async fn complete(State(app): State<Arc<App>>, Extension(client): Extension<
     };
     let echo = request.echo.unwrap_or(false);
     let told = request.logprobs.map_or(0, |n| n + 1);
-    if echo && prompts.iter().map(Vec::len).sum::<usize>() * told > TOLD {
+    if echo && prompts.iter().map(|prompt| prompt.tokens.len()).sum::<usize>() * told > TOLD {
         let most = TOLD / told;
         return Err(Refusal::too_long("prompt", format!("expected at most {most} tokens with echo and so many logprobs")));
     }
@@ -128,13 +137,13 @@ pub async fn complete(State(app): State<Arc<App>>, Extension(client): Extension<
         }
         let choice =
             |text: String, reason: Option<&str>| json!([{ "index": 0, "text": text, "logprobs": null, "finish_reason": reason }]);
-        let prompt = prompts.into_iter().next().unwrap_or_default();
+        let prompt = prompts.into_iter().next().map(|prompt| prompt.tokens).unwrap_or_default();
         let question = Question { session, prompt, options, stop, listener: None, _room: room };
-        return Ok(streamed(app, question, head, choice, request.how.wants_usage()));
+        return Ok(streamed(app, memory, question, head, choice, request.how.wants_usage()));
     }
     let (mut choices, mut used) = (Vec::new(), [0, 0]);
     for (index, prompt) in prompts.into_iter().enumerate() {
-        used[0] += prompt.len();
+        used[0] += prompt.tokens.len();
         let (text, said, reason, logprobs) = if echo || request.logprobs.is_some() {
             let (session, options, stop) = (session.clone(), options.clone(), stop.clone());
             let alternatives = request.logprobs;
@@ -147,7 +156,7 @@ pub async fn complete(State(app): State<Arc<App>>, Extension(client): Extension<
             done.await.inspect(|(_, said, ..)| app.questions.tally(*said, Duration::ZERO))?
         } else {
             let (session, options, stop, room) = (session.clone(), options.clone(), stop.clone(), room.clone());
-            let question = Question { session, prompt, options, stop, listener: None, _room: room };
+            let question = Question { session, prompt: prompt.tokens, options, stop, listener: None, _room: room };
             let answer = app.questions.ask(question).await?;
             let reason = reason(&answer);
             (answer.text, answer.tokens.len(), reason, Value::Null)
@@ -182,10 +191,11 @@ pub fn head(app: &App, kind: &str, object: &str) -> Map<String, Value> {
     fields.into_iter().map(|(key, value)| (key.to_string(), value)).collect()
 }
 
-/// An answer as it comes; `choice` makes of a piece of it, or of its end, what the endpoint tells. `with_usage` tells at the end how many tokens
+/// An answer as it comes, of a memory that stays meanwhile; `choice` makes of a piece of it, or of its end, what the endpoint tells. `with_usage` tells at the end how many tokens
 /// there were.
 pub fn streamed(
     app: Arc<App>,
+    memory: Option<InUse>,
     question: Question,
     head: Map<String, Value>,
     choice: impl Fn(String, Option<&str>) -> Value + Send + Sync + 'static,
@@ -199,6 +209,7 @@ pub fn streamed(
         Value::Object(event)
     };
     tokio::spawn(async move {
+        let _memory = memory;
         let Some(answer) = app.questions.tell(question, &say, |text| event(text, None)).await else { return };
         match answer {
             Ok(answer) => {
@@ -226,7 +237,7 @@ struct Scored {
 /// Tokens with their probabilities: of the prompt, if it is to be told too, and of what comes after it.
 fn scored(
     session: &Session,
-    prompt: &[i32],
+    prompt: &Prompt,
     echo: bool,
     alternatives: Option<usize>,
     options: &Options,
@@ -234,15 +245,18 @@ fn scored(
 ) -> Reply<(String, usize, &'static str, Value)> {
     let (model, tokenizer) = (session.model(), session.tokenizer());
     let top = alternatives.unwrap_or(0);
-    let mut scores = if echo { score_prompt(session, prompt, top, options)? } else { Vec::new() };
+    let mut scores = if echo { score_prompt(session, &prompt.tokens, top, options)? } else { Vec::new() };
     let (mut text, mut said, mut why) = (String::new(), 0, "length");
     if echo {
-        text = tokenizer.decode(prompt)?;
+        text = match &prompt.text {
+            Some(text) => text.clone(),
+            None => prompt_text(tokenizer, &prompt.tokens)?,
+        };
     }
     if options.max_new_tokens > 0 {
         let ends = armt::answer::end_tokens(model, tokenizer).collect();
         let options = Options { keep_logits: true, stop: ends, ..options.clone() };
-        let batch = Batch { ids: prompt.to_vec(), texts: 1, mask: None };
+        let batch = Batch { ids: prompt.tokens.clone(), texts: 1, mask: None };
         let Generated { tokens, logits, .. } = generate(model, &batch, session.closed()?, &options, &mut |_| {})?;
         let mut speech = tokenizer.speech();
         let mut answer = String::new();
@@ -305,17 +319,47 @@ fn score(token: i32, logits: &[f32], top: usize) -> Scored {
     Scored { token, own: Some(log(token as usize)), top: order.into_iter().map(|t| (t as i32, log(t))).collect() }
 }
 
+/// A token by itself: what it says, or the name that the tokenizer's file has for it where that is nothing, or part of a character.
+fn word(tokenizer: &Tokenizer, token: i32) -> armt::Result<String> {
+    let said = tokenizer.decode(&[token])?;
+    let is_whole = !said.is_empty() && !said.contains(char::REPLACEMENT_CHARACTER);
+    Ok(if is_whole { said } else { tokenizer.name(token).unwrap_or(said) })
+}
+
+/// What each of some tokens adds to their text: a character comes with the last of its tokens, and a token that says nothing is there by its name.
+fn pieces(tokenizer: &Tokenizer, tokens: impl Iterator<Item = i32>) -> armt::Result<Vec<String>> {
+    let mut speech = tokenizer.speech();
+    let piece = |token| {
+        let said = speech.say(token)?;
+        let is_special = said.is_empty() && tokenizer.decode(&[token])?.is_empty();
+        Ok(if is_special { word(tokenizer, token)? } else { said })
+    };
+    tokens.map(piece).collect()
+}
+
+/// The text of a prompt that was sent as tokens.
+fn prompt_text(tokenizer: &Tokenizer, tokens: &[i32]) -> armt::Result<String> {
+    Ok(pieces(tokenizer, tokens.iter().copied())?.concat())
+}
+
 fn told(session: &Session, scores: &[Scored]) -> Reply<Value> {
     let tokenizer = session.tokenizer();
-    let text = |token: i32| tokenizer.decode(&[token]);
     let (mut tokens, mut own, mut top, mut offsets, mut at) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), 0);
-    for score in scores {
-        let word = text(score.token)?;
+    let pieces = pieces(tokenizer, scores.iter().map(|score| score.token))?;
+    for (score, piece) in scores.iter().zip(pieces) {
+        let said = word(tokenizer, score.token)?;
         offsets.push(at);
-        at += word.chars().count();
-        tokens.push(word);
+        at += piece.chars().count();
         own.push(score.own);
-        let others = score.top.iter().map(|(token, log)| Ok((text(*token)?, json!(log)))).collect::<armt::Result<Map<_, _>>>()?;
+        // The most probable of those that read alike, and in any case the token itself.
+        let mut others = Map::new();
+        for (token, log) in &score.top {
+            others.entry(word(tokenizer, *token)?).or_insert_with(|| json!(log));
+        }
+        if let (Some(log), false) = (score.own, score.top.is_empty()) {
+            others.insert(said.clone(), json!(log));
+        }
+        tokens.push(said);
         top.push(score.own.map(|_| others));
     }
     Ok(json!({ "tokens": tokens, "token_logprobs": own, "top_logprobs": top, "text_offset": offsets }))

@@ -18,7 +18,8 @@ use super::{Id, LARGE, Whole, aside, encode, events, json_of, received, tokens_r
 use crate::app::App;
 use crate::asking::Question;
 use crate::keys::Client;
-use crate::memory::{Made, Memory, Now};
+use crate::memory::{Made, Memory, Now, certain_tokens};
+use crate::metrics::Metrics;
 use crate::refusal::{Refusal, Reply};
 
 #[derive(Deserialize)]
@@ -39,15 +40,12 @@ pub async fn make(State(app): State<Arc<App>>, Extension(client): Extension<Clie
     if let Some(keeper) = &app.keeper {
         keeper.expect_room()?;
     }
-    let (session, text_bytes) = match from {
-        Some(id) => {
-            let Now { session, text_bytes, .. } = app.memories.get(&id, client)?.now();
-            (session, text_bytes)
-        }
-        None => (Arc::new(app.empty.fork()), 0),
-    };
     let stays = ttl.map(Duration::from_secs).or(app.limits.idle);
-    let memory = Memory::new(Made::now(client, name, stays)?, session, text_bytes, Vec::new());
+    let made = Made::now(client, name, stays)?;
+    let memory = match from {
+        Some(id) => Memory::fork(made, &app.memories.get(&id, client)?.now()),
+        None => Memory::new(made, Arc::new(app.empty.fork()), 0, Vec::new()),
+    };
     app.memories.add(memory.clone(), app.limits.memories)?;
     if let Err(why) = kept(&app, &memory).await {
         // Its client does not hear what it is called.
@@ -71,7 +69,7 @@ pub async fn list(State(app): State<Arc<App>>, Extension(client): Extension<Clie
 
 pub async fn describe(State(app): State<Arc<App>>, Extension(client): Extension<Client>, Id(id): Id) -> Reply<Json<Value>> {
     let memory = app.memories.get(&id, client)?;
-    described(&app, memory).await
+    described(&app, memory.clone()).await
 }
 
 pub async fn delete(State(app): State<Arc<App>>, Extension(client): Extension<Client>, Id(id): Id) -> Reply<Response> {
@@ -84,7 +82,9 @@ pub async fn kept(app: &App, memory: &Arc<Memory>) -> Reply<()> {
     let Some(keeper) = &app.keeper else { return Ok(()) };
     let version = memory.now().version;
     let mut kept = memory.kept.subscribe();
-    keeper.keep(memory);
+    if !keeper.has(memory) {
+        keeper.keep(memory);
+    }
     let written = kept.wait_for(|kept| kept.version >= version || kept.failed.is_some());
     let written = tokio::time::timeout(app.limits.answering, written).await;
     match written {
@@ -99,19 +99,22 @@ pub async fn kept(app: &App, memory: &Arc<Memory>) -> Reply<()> {
 pub async fn end(State(app): State<Arc<App>>, Extension(client): Extension<Client>, Id(id): Id) -> Reply<Json<Value>> {
     let memory = app.memories.get(&id, client)?;
     let reserved = memory.reserve()?;
+    let metrics = app.metrics.clone();
     app.questions
         .work(move |_| {
             // As long as it is worked on, also where its client has gone away.
             let own = &reserved.0;
             let Now { session, text_bytes, .. } = own.now();
+            let before = certain_tokens(&session);
             let mut session = session.fork();
             session.end_document()?;
+            Metrics::add(&metrics.tokens, certain_tokens(&session) - before);
             own.put(session, text_bytes, None);
             Ok(())
         })
         .await?;
     kept(&app, &memory).await?;
-    described(&app, memory).await
+    described(&app, memory.clone()).await
 }
 
 /// How to answer, as all endpoints that generate have it.
@@ -121,7 +124,8 @@ pub struct How {
     pub temperature: Option<f32>,
     pub top_p: Option<f32>,
     pub top_k: Option<usize>,
-    pub seed: Option<u64>,
+    /// Any whole number: which answer it stands for is the server's matter.
+    pub seed: Option<i64>,
     pub stop: Option<Stop>,
     pub stream: Option<bool>,
     pub stream_options: Option<StreamOptions>,
@@ -142,7 +146,7 @@ pub enum Stop {
 impl How {
     /// What the library takes. `temperature` is what an endpoint has where none is given.
     pub fn options(&self, app: &App, tokens: usize, temperature: f32) -> Reply<Options> {
-        let max_new_tokens = self.max_tokens.unwrap_or(tokens);
+        let max_new_tokens = self.max_tokens.unwrap_or(tokens.min(app.limits.answer));
         if max_new_tokens > app.limits.answer {
             return Err(Refusal::field("max_tokens", format!("expected at most {}, got {max_new_tokens}", app.limits.answer)));
         }
@@ -158,7 +162,12 @@ impl How {
         }
         let sampling = match temperature {
             0.0 => Sampling::Greedy,
-            _ => Sampling::Random { temperature, top_k: self.top_k, top_p: self.top_p, seed: self.seed.unwrap_or_else(fresh_seed) },
+            _ => Sampling::Random {
+                temperature,
+                top_k: self.top_k,
+                top_p: self.top_p,
+                seed: self.seed.map_or_else(fresh_seed, i64::cast_unsigned),
+            },
         };
         Ok(Options { max_new_tokens, sampling, ..Options::default() })
     }
@@ -235,6 +244,7 @@ pub async fn ask(State(app): State<Arc<App>>, Extension(client): Extension<Clien
     let (say, said) = mpsc::unbounded_channel();
     let question = Question { session, prompt, options, stop, listener: None, _room: room };
     tokio::spawn(async move {
+        let _memory = memory;
         let Some(answer) = app.questions.tell(question, &say, |text| json!({ "text": text })).await else { return };
         let last = answer.and_then(told).unwrap_or_else(|refusal| refusal.body());
         let _ = say.send(last);
@@ -244,7 +254,8 @@ pub async fn ask(State(app): State<Arc<App>>, Extension(client): Extension<Clien
 }
 
 pub async fn download(State(app): State<Arc<App>>, Extension(client): Extension<Client>, Id(id): Id) -> Reply<Response> {
-    let Now { session, .. } = app.memories.get(&id, client)?.now();
+    let memory = app.memories.get(&id, client)?;
+    let Now { session, .. } = memory.now();
     let (bytes, tag) = aside(LARGE, move || {
         let bytes = session.to_bytes()?;
         let tag = format!("\"{}\"", blake3::hash(&bytes));
@@ -289,5 +300,5 @@ pub async fn upload(
         })
         .await?;
     kept(&app, &memory).await?;
-    described(&app, memory).await
+    described(&app, memory.clone()).await
 }

@@ -9,7 +9,7 @@ mod tokens;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{FromRequestParts, Path, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -240,6 +240,10 @@ struct Whole {
 
 /// A whole body of at most so many bytes.
 async fn whole(app: &App, body: Body, most: u64) -> Reply<Whole> {
+    // One that says so need not be sent.
+    if body.size_hint().lower() > most {
+        return Err(Refusal::too_large(most));
+    }
     let come = async {
         let mut pieces = Pieces::new(app, body);
         let (mut bytes, mut held): (Vec<u8>, Option<OwnedSemaphorePermit>) = (Vec::new(), None);

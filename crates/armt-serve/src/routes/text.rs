@@ -21,6 +21,9 @@ use crate::memory::{Known, Memory};
 use crate::reading::{Sending, TextProgress};
 use crate::refusal::{Refusal, Reply};
 
+/// Most characters of an `Idempotency-Key`: a memory keeps them.
+const LONGEST_KEY: usize = 255;
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Onto {
@@ -43,12 +46,16 @@ pub async fn text(
     }
     let key = headers.get("idempotency-key").map(|key| key.to_str().map(String::from)).transpose();
     let key = key.map_err(|_| Refusal::invalid("expected an Idempotency-Key of ASCII"))?;
+    if let Some(key) = key.as_ref().filter(|key| !(1..=LONGEST_KEY).contains(&key.len())) {
+        return Err(Refusal::invalid(format!("expected an Idempotency-Key of 1 to {LONGEST_KEY} characters, got {}", key.len())));
+    }
     let as_events = wants_events(&headers);
     let again = move |answer: Value| match as_events {
         true => events(futures_util::stream::iter([json!({ "done": answer })])),
         false => Json(answer).into_response(),
     };
     if let Some(answer) = key.as_deref().and_then(|key| memory.answered(key)) {
+        kept(&app, &memory).await?;
         return Ok(again(answer));
     }
     if let Some(keeper) = &app.keeper {
@@ -61,6 +68,7 @@ pub async fn text(
         Ok(Known::From(from)) => before.text_bytes - from,
         Ok(Known::Answered(answer)) => {
             give_up(sending).await;
+            kept(&app, &memory).await?;
             return Ok(again(answer));
         }
         Err(refusal) => {
@@ -96,12 +104,16 @@ pub async fn text(
             if let Some(why) = &last.failed {
                 return Err(why.clone());
             }
-            kept(&app, &memory).await?;
             let mut done = begun.told(&last, tokens_read(last.now.clone()).await?);
             done["id"] = memory.id.clone().into();
             done["segments_read"] = last.now.session.state().segments_read().into();
-            if let Some(key) = key {
-                memory.answer(&key, done.clone());
+            // In its file it stands before anybody hears it.
+            if let Some(key) = &key {
+                memory.answer(key, Some(done.clone()));
+            }
+            if let Err(why) = kept(&app, &memory).await {
+                key.iter().for_each(|key| memory.answer(key, None));
+                return Err(why);
             }
             Ok(done)
         }
@@ -117,6 +129,7 @@ pub async fn text(
     }
     let (say, said) = mpsc::unbounded_channel();
     tokio::spawn(async move {
+        let _memory = memory;
         let watch = async {
             let mut progress = progress;
             while progress.changed().await.is_ok() {
