@@ -272,6 +272,25 @@ fn nothing_is_overwritten_unasked() {
 }
 
 #[test]
+fn files_of_questions_and_samples_are_taken_for_what_they_are() {
+    let place = with_model();
+    let rows = "{\"context\": \"Ada lives in Turin.\", \"question\": \"Where does Ada live?\", \"answer\": \"Turin\"}\n".repeat(3);
+    std::fs::write(place.path("marked.jsonl"), format!("\u{feff}{rows}")).unwrap();
+    let said = place.good("data check marked.jsonl --model model");
+    assert!(said.lines().any(|line| line.split_whitespace().take(2).eq(["questions", "3"])), "{said}");
+    std::fs::write(place.path("begins-badly.jsonl"), format!("{{\"context\": \"broken\n{rows}")).unwrap();
+    let out = place.command("data check begins-badly.jsonl --model model").output().unwrap();
+    let said = text(&out.stderr);
+    assert!(!out.status.success() && said.contains("line 1: expected a JSON object") && !said.contains("line 2"), "{said}");
+
+    place.good("data babilong --questions qa1 --lengths 0k --samples 2 --out samples.jsonl");
+    for option in ["--questions qa2", "--lengths 4k"] {
+        let said = place.bad(&format!("eval model --task babilong --file samples.jsonl {option} --device cpu"));
+        assert!(said.contains("line 1: expected") && said.contains("as all of the file was said to be"), "{said}");
+    }
+}
+
+#[test]
 fn a_file_of_another_kind_is_never_replaced() {
     let place = with_model();
     let text = read(&place.path("text.txt"));
