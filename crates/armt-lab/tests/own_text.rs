@@ -344,6 +344,46 @@ fn rows_with_one_context_are_one_context_with_several_questions() {
     let fields = Fields { answer: Some("answers.text".into()), ..Fields::default() };
     let squad = self::read(&[write(folder.path(), "s.jsonl", squad)], &fields).unwrap();
     assert_eq!(squad.told[0].questions[0].answers, ["a", "b"]);
+    // As SQuAD itself has them.
+    let own = r#"{"context": ["c"], "question": "q?", "answers": [{"text": "a"}, {"text": "b"}]}"#;
+    let own = self::read(&[write(folder.path(), "o.jsonl", own)], &fields).unwrap();
+    assert_eq!((own.told[0].context.as_str(), own.told[0].questions[0].answers.as_slice()), ("c", &["a".into(), "b".into()][..]));
+    // Of several paragraphs none is left out in silence.
+    let several = r#"{"context": ["one", "two"], "question": "q?", "answer": "a"}"#;
+    let several = self::read(&[write(folder.path(), "p.jsonl", several)], &Fields::default()).unwrap();
+    assert!(several.wrong[0].to_string().contains("line 1: expected a text in context, got a list of 2"), "{:?}", several.wrong);
+}
+
+#[test]
+fn each_text_of_a_folder_is_found_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let inner = folder.path().join("inner");
+    for hidden in [".checkpoints", "inner"] {
+        std::fs::create_dir(folder.path().join(hidden)).unwrap();
+    }
+    for (name, text) in
+        [("a.txt", "one"), ("empty.txt", ""), ("inner/b.txt", "two"), ("._a.txt", "no"), (".checkpoints/a.txt", "no")]
+    {
+        write(folder.path(), name, text);
+    }
+    #[cfg(unix)]
+    std::os::unix::fs::symlink(folder.path(), inner.join("loop")).unwrap();
+    let names = [folder.path(), inner.as_path()].map(|path| path.display().to_string());
+    let documents = Documents::open(&names, "text", None).unwrap();
+    assert_eq!(texts(&documents), ["one", "two"]);
+}
+
+#[test]
+fn a_text_of_which_nothing_can_be_learned_is_told_as_that() {
+    let folder = tempfile::tempdir().unwrap();
+    for (carry, text) in [("0.0", ""), ("1.0", "a")] {
+        let train_on = format!("task.train=[\"{}\"]", write(folder.path(), "short.txt", text));
+        let recipe = recipe(folder.path(), &[&train_on, "task.document=file", &format!("stage.1.carry={carry}")]);
+        let mut run = RunFolder::create(&folder.path().join(format!("run-{carry}"))).unwrap();
+        let ending = train(&recipe, &mut run, false, (DType::F32, &Device::cpu()), &mut |_| ControlFlow::Continue(()));
+        let error = ending.err().unwrap().to_string();
+        assert!(error.contains("task.train: expected texts"), "{error}");
+    }
 }
 
 #[test]

@@ -222,6 +222,42 @@ fn two_replicas_make_the_steps_of_one() {
     assert!(error.contains("a multiple of 4 parts by 2 processes, got 4"), "{error}");
 }
 
+/// A part counts by what it asks: a batch in parts has the loss and the gradients of the whole.
+#[test]
+fn parts_that_ask_unequally_make_the_step_of_the_whole() {
+    let config = small::config("gpt2", 2, memories().remove(0), 4, Alignment::Left);
+    let batch = tokens(4, 10, 1);
+    let mut targets = Targets::shifted(&batch.ids, None, 4);
+    // Of the first two texts one position each, of the others all.
+    targets.next[..20].iter_mut().enumerate().filter(|(i, _)| i % 10 != 3).for_each(|(_, next)| *next = -1);
+    let asked = TaskBatch { batch, targets };
+    let stepped = |device: &Device, parts: usize| -> (Vec<f32>, Vec<f32>) {
+        let model = small::model_of_spread(config.clone(), 8, 0.1, device);
+        let params: Vec<_> = model.params().into_iter().cloned().collect();
+        let settings = Settings { eps: 1e-3, ..Settings::default() };
+        let optimizer = AdamW::new(vec![Group { params: params.clone(), weight_decay: 0.01, rate: 1.0 }], settings).unwrap();
+        let mut stepper = Stepper::new(&model, optimizer, Backprop::default(), ScheduleKind::Auto).unwrap();
+        // Run, and on a GPU recorded and replayed.
+        let losses = (0..3).map(|_| stepper.step(&asked, parts, 1e-3).unwrap()).collect();
+        (losses, params.iter().flat_map(|p| p.grad().unwrap().to_vec::<f32>().unwrap()).collect())
+    };
+    let mut devices = vec![Device::cpu()];
+    let _alone = GPU.lock().unwrap();
+    devices.extend(Device::cuda(0));
+    for device in devices {
+        let (losses, gradients) = stepped(&device, 1);
+        for parts in [2, 4] {
+            let (some, other) = stepped(&device, parts);
+            for (a, b) in losses.iter().zip(&some) {
+                assert!((a - b).abs() < 1e-4 * a.abs(), "{parts} parts: {some:?} instead of {losses:?}");
+            }
+            let most = gradients.iter().fold(0f32, |most, g| most.max(g.abs()));
+            let differs = gradients.iter().zip(&other).fold(0f32, |most, (a, b)| most.max((a - b).abs()));
+            assert!(differs < 1e-3 * most, "{parts} parts: gradients of up to {most} differ by {differs}");
+        }
+    }
+}
+
 /// NCCL over one process changes nothing: sums of one, on a stream of their own, in steps that are run, recorded and replayed. On a GPU with NCCL.
 #[test]
 fn one_process_over_nccl_makes_the_bits_of_one_without() {

@@ -91,6 +91,9 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     }
     if let Some(path) = &own.answers {
         expect_place_for(Written::Answers, path)?;
+        if args.out.as_ref() == Some(path) {
+            bail!("--answers {}: expected another file than --out", path.display());
+        }
     }
     let read = read(&own.qa, &own.fields.fields())?;
     if let Some(first) = read.wrong.into_iter().next() {

@@ -12,6 +12,7 @@ use armt_lab::tasks::words::Words;
 use clap::{Args, ValueEnum};
 
 use super::{EvalArgs, first_given};
+use crate::place::{Written, expect_place_for};
 use crate::progress::{Meter, thousands};
 use crate::train::stop_on_signals;
 
@@ -65,6 +66,16 @@ impl TextArgs {
 
 pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     let own = &args.text;
+    let plot = args.out.as_deref().map(|out| out.with_extension("svg"));
+    if let Some(plot) = &plot {
+        if args.out.as_ref() == Some(plot) {
+            anyhow::bail!(
+                "--out {}: expected the name of a report, beside which its plot is drawn, got that of the plot",
+                plot.display()
+            );
+        }
+        expect_place_for(Written::Plot, plot)?;
+    }
     let documents = own.documents()?;
     let session = args.device.open_session(folder, args.adapter.as_deref())?;
     let model = session.model();
@@ -81,10 +92,9 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
         other => Report { model: args.model.display().to_string(), name: args.name.clone(), ..other? },
     };
     tell(&report)?;
-    if let Some(out) = &args.out {
+    if let (Some(out), Some(plot)) = (&args.out, plot) {
         report.save(out)?;
-        let plot = out.with_extension("svg");
-        std::fs::write(&plot, report.plot().svg()?)?;
+        armt::files::write_beside(&plot, report.plot().svg()?.as_bytes())?;
         crate::say(format_args!("{} and {}", out.display(), plot.display()))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -232,7 +232,8 @@ impl AdamW {
                 Ok((name.as_str(), view))
             })
             .collect::<Result<Vec<_>>>()?;
-        let metadata = HashMap::from([("format".into(), "armt-adamw".into()), ("step".into(), self.step.to_string())]);
+        // One key: of several the order would be another each time.
+        let metadata = HashMap::from([("step".into(), self.step.to_string())]);
         let bytes = safetensors::serialize(views, Some(metadata)).map_err(|e| file_error(e.to_string()))?;
         let io = |source| Error::Io { path: path.into(), source };
         let beside = path.with_extension(format!("partial-{}", std::process::id()));

@@ -4,7 +4,7 @@ use armt::State;
 use armt::engine::{Tape, Tensor, ops};
 use armt::model::Model;
 use armt::schedule::{Pass, ScheduleKind};
-use armt::segment::Segment;
+use armt::segment::{Alignment, Segment};
 
 use crate::error::{Error, Result};
 use crate::tasks::TaskBatch;
@@ -32,15 +32,15 @@ impl std::ops::AddAssign for Likelihood {
     }
 }
 
-/// The likelihood of the positions that a batch asks for, of each of its segments and of each of its texts in it, read on from a state; and the
-/// state afterwards. What is asked nothing has no tokens.
+/// The likelihood of the positions that a batch asks for, of each of its segments and of each of its texts in it, read on from a state as
+/// reading goes, from the left whatever the model's alignment; and the state afterwards. What is asked nothing has no tokens.
 pub fn by_segment(model: &Model, asked: &TaskBatch, state: &State) -> Result<(Vec<Vec<Likelihood>>, State)> {
     let TaskBatch { batch, targets } = asked;
     if targets.next.len() != batch.ids.len() {
         return Err(Error::input("targets", format!("{}, one for each token", batch.ids.len()), targets.next.len()));
     }
     model.expect_state(state, batch.texts)?;
-    let segments = model.segments(batch)?;
+    let segments = model.segments_aligned(batch, Alignment::Left)?;
     let around = model.recurrence().around();
     let rows = |s: &Segment| targets.asked_rows(around, s.range.clone(), s.pad, batch);
     let inputs = model.inputs(&segments, batch.texts)?.wanting(|s| !rows(&segments[s]).is_empty());

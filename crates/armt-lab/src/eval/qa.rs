@@ -137,6 +137,9 @@ pub fn judge_unread(
     Ok(answers)
 }
 
+/// Tokens of an answer, where nothing longer is right.
+const LONGEST: usize = 64;
+
 /// Asks the questions of a context.
 fn ask_all(
     session: &Session,
@@ -145,8 +148,13 @@ fn ask_all(
     answers: &mut Vec<Answered>,
     each: &mut dyn FnMut(&Answered) -> ControlFlow<()>,
 ) -> Result<()> {
-    let options = Options { max_new_tokens: 64, stop: vec![words.end], ..Options::default() };
     for Asked { question, answers: right, .. } in &told.questions {
+        // As long as what is right, where that is long.
+        let mut most = LONGEST;
+        for right in right {
+            most = most.max(words.tokenizer.encode(right)?.len() + 1);
+        }
+        let options = Options { max_new_tokens: most, stop: vec![words.end], ..Options::default() };
         let said = session.ask_with(question, &options, &[], &mut |_| ControlFlow::Continue(()))?;
         let said = said.text.trim().to_string();
         let exact = right.iter().any(|right| normal(right) == normal(&said));
@@ -218,7 +226,16 @@ pub fn is_report(path: &Path) -> bool {
 /// The words of an answer in lower case, without punctuation and articles.
 fn normal(text: &str) -> Vec<String> {
     let kept: String = text.to_lowercase().chars().filter(|c| !c.is_ascii_punctuation()).collect();
-    kept.split_whitespace().filter(|word| !["a", "an", "the"].contains(word)).map(String::from).collect()
+    // Articles are words between whatever is none, as SQuAD's `\b` has it.
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let (mut without, mut rest) = (String::new(), kept.as_str());
+    while let Some(first) = rest.chars().next() {
+        let end = rest.find(|c| is_word(c) != is_word(first)).unwrap_or(rest.len());
+        let (run, after) = rest.split_at(end);
+        without += if ["a", "an", "the"].contains(&run) { " " } else { run };
+        rest = after;
+    }
+    without.split_whitespace().map(String::from).collect()
 }
 
 /// F1 of the words of two answers; of two without words 1.

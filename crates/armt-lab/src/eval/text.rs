@@ -8,6 +8,7 @@ use armt::files::{read_json, write_json};
 use armt::model::Model;
 use armt::recurrence::Targets;
 use armt::segment::Batch;
+use armt::text::Speech;
 use serde::{Deserialize, Serialize};
 
 use super::likelihood::{Likelihood, by_segment};
@@ -141,6 +142,8 @@ impl Sums {
         let size = model.config().segment_size;
         let Some(first) = tokens.next().transpose()? else { return Ok(()) };
         let (mut state, mut from, mut last) = (model.empty(1)?, 0, first);
+        let mut speech = words.tokenizer.speech();
+        speech.say(first)?;
         loop {
             let group = most.map_or(GROUP, |most| GROUP.min(most - from));
             let mut ids = vec![last];
@@ -154,7 +157,7 @@ impl Sums {
             last = ids[ids.len() - 1];
             let next = ids.split_off(1);
             ids.extend_from_slice(&next[..next.len() - 1]);
-            self.count_bytes(from, size, &next, words)?;
+            self.count_bytes(from, size, &next, &mut speech)?;
             let (read, after) = by_segment(model, &batch(&ids, &next, 1), &state)?;
             self.add(from, read.iter().map(|texts| texts[0]), |sums| &mut sums.read);
             self.emptied(model, from, &ids, &next)?;
@@ -171,16 +174,15 @@ impl Sums {
         Ok(())
     }
 
-    /// Counts the bytes of segments by what each adds to the text before it, so that a letter which a border cuts is counted once.
-    fn count_bytes(&mut self, from: usize, size: usize, next: &[i32], words: &Words) -> Result<()> {
-        let (mut before, segments) = (0, next.len().div_ceil(size));
-        if self.bytes.len() < from + segments {
-            self.bytes.resize(from + segments, 0);
-        }
-        for segment in 0..segments {
-            let upto = words.tokenizer.decode(&next[..next.len().min((segment + 1) * size)])?.len() as u64;
-            self.bytes[from + segment] += upto.saturating_sub(before);
-            before = before.max(upto);
+    /// Counts the bytes of segments by what each adds to what was said before it, so that a letter which a border cuts is counted once.
+    fn count_bytes(&mut self, from: usize, size: usize, next: &[i32], speech: &mut Speech<'_>) -> Result<()> {
+        for (segment, tokens) in next.chunks(size).enumerate() {
+            if self.bytes.len() <= from + segment {
+                self.bytes.resize(from + segment + 1, 0);
+            }
+            for token in tokens {
+                self.bytes[from + segment] += speech.say(*token)?.len() as u64;
+            }
         }
         Ok(())
     }

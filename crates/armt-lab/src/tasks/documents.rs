@@ -9,6 +9,7 @@ mod rows;
 #[cfg(feature = "parquet")]
 mod table;
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -70,7 +71,9 @@ impl Documents {
         let path = self.files.get(file).ok_or_else(|| Error::input("file", format!("one of {}", self.files.len()), file))?;
         let (table, whole) = (is_table(path)?, self.document == Some(Document::File));
         if !table && self.document != Some(Document::Line) {
-            return Ok(Box::new(std::iter::once(Ok(Found::whole(path, open(path)?)))));
+            let mut text = BufReader::new(open(path)?);
+            let is_empty = text.fill_buf().map_err(|source| Error::Io { path: path.clone(), source })?.is_empty();
+            return Ok(Box::new((!is_empty).then(|| Ok(Found::whole(path, Box::new(text)))).into_iter()));
         }
         let rows = Rows::open(path)?;
         let (path, name) = (path.clone(), self.field.clone());

@@ -58,6 +58,8 @@ enum Begin {
 /// What is kept for steps of one shape.
 struct RecordedStep {
     batches: Vec<DeviceBatch>,
+    /// What each counts in the whole batch, by what it asks: f32 `[1]`.
+    shares: Vec<Tensor>,
     graph: Option<Graph>,
 }
 
@@ -183,26 +185,32 @@ impl<'m> Stepper<'m> {
             Ok(if self.model.device().is_cuda() { host.rounded(ROWS) } else { host })
         });
         let hosts = hosts.collect::<Result<Vec<_>>>()?;
+        let all = asks(&asked.targets.next) as f64;
+        let of = asked.targets.next.chunks(asked.targets.next.len() / (parts * world)).skip(rank * parts).take(parts);
+        let shares: Vec<f32> = of.map(|part| (asks(part) as f64 / all) as f32).collect();
         self.optimizer.prepare(rate)?;
         match self.replicas.communicator() {
-            Some(communicator) => communicator.watched(|| self.run(&hosts, begin)),
-            None => self.run(&hosts, begin),
+            Some(communicator) => communicator.watched(|| self.run(&hosts, &shares, begin)),
+            None => self.run(&hosts, &shares, begin),
         }
     }
 
     /// The step of batches that are on the host; gives the loss.
-    fn run(&mut self, hosts: &[HostBatch], begin: Begin) -> Result<f32> {
+    fn run(&mut self, hosts: &[HostBatch], shares: &[f32], begin: Begin) -> Result<f32> {
         let key = (hosts.iter().map(HostBatch::shape).collect::<Vec<_>>(), begin);
         let memory = self.memory.as_ref().filter(|_| begin != Begin::Empty);
         let shape = match self.shapes.remove(&key) {
             None => {
                 let batches = hosts.iter().map(|host| self.model.device_batch(host)).collect::<armt::Result<_>>()?;
-                RecordedStep { batches, graph: None }
+                let device = self.model.device();
+                let shares = shares.iter().map(|share| Tensor::from_slice(&[*share], [1], device)).collect::<Result<_, _>>()?;
+                RecordedStep { batches, shares, graph: None }
             }
             Some(mut shape) => {
+                shape.shares.iter().zip(shares).try_for_each(|(tensor, share)| tensor.overwrite(&[*share]))?;
                 shape.batches.iter().zip(hosts).try_for_each(|(batch, host)| batch.fill(host))?;
                 if self.model.device().is_cuda() && shape.graph.is_none() && self.model.recurrence().has_fixed_steps() {
-                    let body = || self.body(&shape.batches, memory).map_err(armt::Error::into_engine);
+                    let body = || self.body(&shape, memory).map_err(armt::Error::into_engine);
                     shape.graph = Some(self.workspace.record(body)?.0);
                 }
                 shape
@@ -210,7 +218,7 @@ impl<'m> Stepper<'m> {
         };
         match &shape.graph {
             Some(graph) => graph.replay()?,
-            None => self.workspace.run(|| self.body(&shape.batches, memory).map_err(armt::Error::into_engine))?,
+            None => self.workspace.run(|| self.body(&shape, memory).map_err(armt::Error::into_engine))?,
         }
         self.shapes.insert(key, shape);
         if self.sums_on_the_host() {
@@ -244,24 +252,26 @@ impl<'m> Stepper<'m> {
     }
 
     /// What a step does on the device: from the batches to the gradients and, unless they are added up on the host, to the updated parameters.
-    fn body(&self, batches: &[DeviceBatch], memory: Option<&State>) -> armt::Result<()> {
+    fn body(&self, step: &RecordedStep, memory: Option<&State>) -> armt::Result<()> {
+        let RecordedStep { batches, shares, .. } = step;
         self.optimizer.zero_grad()?;
         self.adapter.as_ref().map_or(Ok(()), |adapter| adapter.zero_grad())?;
         self.loss.fill_zero()?;
-        let share = 1.0 / (batches.len() * self.replicas.world()) as f32;
+        // Costs of the memory are of texts, of which each part has as many.
+        let texts = 1.0 / (batches.len() * self.replicas.world()) as f32;
         let Backprop { sparse, background, .. } = self.backprop;
-        let backprop = Backprop { sparse: sparse * share, background: background * share, ..self.backprop };
+        let backprop = Backprop { sparse: sparse * texts, background: background * texts, ..self.backprop };
         let communicator = self.replicas.communicator();
         // LoRA's gradients are made of those of the matrices, after the way back.
         let sums_beside = communicator.filter(|_| self.adapter.is_none());
-        for (number, batch) in batches.iter().enumerate() {
+        for (number, (batch, share)) in batches.iter().zip(shares).enumerate() {
             let tape = Tape::new();
             // The way back needs the memory that the step began from, so it gets a copy of its own.
             let state = memory.map_or_else(|| self.model.empty(batch.inputs.texts()), State::copied)?;
             let (loss, after) = self.model.batch_loss(&tape, batch, &state, self.schedule, backprop)?;
             // Before the way back, which may unwind it in place.
             memory.map_or(Ok(()), |memory| memory.overwrite(&after))?;
-            let loss = ops::scale(&loss, share)?;
+            let loss = ops::mul(&loss, share)?;
             match sums_beside.filter(|_| number + 1 == batches.len()) {
                 Some(communicator) => {
                     tape.backward_telling(&loss, &self.buckets, &mut |n| communicator.begin_sums(&self.buckets[n]))?;
@@ -296,6 +306,11 @@ pub(super) fn emptied(model: &Model, memory: &State, begins: &[bool]) -> Result<
     let texts = memory.split()?.into_iter().zip(begins);
     let texts = texts.map(|(text, begins)| if *begins { model.empty(1) } else { Ok(text) });
     Ok(State::stack(&texts.collect::<armt::Result<Vec<_>>>()?)?)
+}
+
+/// How many of some targets are asked.
+fn asks(next: &[i32]) -> usize {
+    next.iter().filter(|next| **next >= 0).count()
 }
 
 /// Part `part` of `parts` of a batch.

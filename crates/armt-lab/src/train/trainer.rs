@@ -304,8 +304,13 @@ impl StageRun<'_> {
         let start = Instant::now();
         let (mut tokens_done, mut skipped) = (0, 0);
         for drawer in drawers.iter().cycle() {
-            // A thread that has no more batches has ended: so have the steps.
-            let Ok(asked) = drawer.recv() else { break };
+            let Ok(asked) = drawer.recv() else {
+                // A thread that has no more batches has ended: so have the steps, or there is nothing to learn from.
+                if progress.step < self.stage.steps {
+                    return Err(Error::config("task.train", "texts", "none"));
+                }
+                break;
+            };
             let drawn = asked?;
             let rate = schedule.rate(progress.step);
             let step_start = Instant::now();

@@ -1,5 +1,6 @@
 //! Files by their names, patterns and folders, and their bytes, unpacked.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -28,6 +29,9 @@ pub fn find(patterns: &[String]) -> Result<Vec<PathBuf>> {
         // A folder lists its files in no certain order.
         files[before..].sort();
     }
+    // Several names may lead to one file.
+    let mut known = HashSet::new();
+    files.retain(|file| known.insert(file.canonicalize().unwrap_or_else(|_| file.clone())));
     if files.is_empty() { Err(Error::config("files", "at least one file", "none")) } else { Ok(files) }
 }
 
@@ -36,7 +40,7 @@ fn named(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     if path.is_file() {
         files.push(path.into());
     } else if path.is_dir() {
-        within(path, files)?;
+        within(path, &mut HashSet::new(), files)?;
     } else {
         let found = glob::glob(&path.to_string_lossy()).map_err(|e| Error::config("files", "a file, a folder or a pattern", e))?;
         for path in found {
@@ -49,13 +53,20 @@ fn named(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// All files of a folder, and of those in it, that are texts by their names.
-fn within(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+/// All files of a folder, and of those in it, that are texts by their names. What begins with a point is hidden, and a folder that links lead to
+/// again is looked into once.
+fn within(folder: &Path, seen: &mut HashSet<PathBuf>, files: &mut Vec<PathBuf>) -> Result<()> {
     let fail = |source| Error::Io { path: folder.into(), source };
+    if !seen.insert(folder.canonicalize().map_err(fail)?) {
+        return Ok(());
+    }
     for entry in std::fs::read_dir(folder).map_err(fail)? {
         let path = entry.map_err(fail)?.path();
+        if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".")) {
+            continue;
+        }
         if path.is_dir() {
-            within(&path, files)?;
+            within(&path, seen, files)?;
         } else if is_table(&path).is_ok() {
             files.push(path);
         }

@@ -39,18 +39,24 @@ impl Row {
     /// The text of a field. One that is missing or no text is an error with its line.
     pub fn text(&self, name: &str) -> Result<String> {
         let object = self.object()?;
-        let text = field(&object, name).and_then(Value::as_str).map(String::from);
+        let found = field(&object, name);
+        if let Some(Value::Array(list)) = found {
+            return Err(self.error(format!("expected a text in the field {name}, got a list of {}", list.len())));
+        }
+        let text = found.and_then(Value::as_str).map(String::from);
         text.ok_or_else(|| self.error(format!("expected a text in the field {name}")))
     }
 }
 
-/// A field by its path: `answers.text`. Of a list it is the first.
+/// A field by its path: `answers.text`. Of a list on the way it is the first, and at its end what a list of one thing has: which of several is
+/// meant nobody knows.
 pub fn field<'v>(value: &'v Value, path: &str) -> Option<&'v Value> {
     let first = |value: &'v Value| match value {
         Value::Array(list) => list.first(),
         other => Some(other),
     };
-    path.split('.').try_fold(value, |value, name| first(value)?.get(name)).and_then(first)
+    let found = path.split('.').try_fold(value, |value, name| first(value)?.get(name))?;
+    if found.as_array().is_some_and(|list| list.len() > 1) { Some(found) } else { first(found) }
 }
 
 /// The lines of a file, unpacked, or the rows of a parquet table.

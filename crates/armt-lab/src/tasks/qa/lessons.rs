@@ -1,5 +1,6 @@
 //! Questions as a task of recipes.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -58,7 +59,7 @@ struct TaskKeys {
 pub struct Distract {
     /// Folder of `.txt` files.
     pub from: PathBuf,
-    /// Tokens of a context with what is around it, as 0k (none), 4k or a whole number; each batch has one of those that fit the stage.
+    /// Tokens of a context with what is around it, as 0k (none), 4k or a whole number; each batch has one of them, as much of it as its stage has room for.
     pub lengths: Vec<String>,
 }
 
@@ -111,6 +112,9 @@ impl Lessons for QaLessons {
 
     fn check_stage(&self, stage: usize, sizes: Sizes) -> Result<()> {
         let StageKeys { segment, segments, questions } = self.stage(stage)?;
+        if sizes.vary {
+            return Err(Error::config("vary", "false: the lengths of questions' texts are those of task.distract", "true"));
+        }
         expect_positive(&[("segment", segment), ("segments", segments), ("questions", questions)])?;
         for texts in [sizes.batch, sizes.judged] {
             expect_room("segments by texts", &[texts, segments, segment, 2 * size_of::<i32>()])?;
@@ -298,6 +302,16 @@ impl TrainingTask for QaTraining {
             true => format!("{learned} questions to learn, and {judged} of these to judge: task.valid names no others"),
             false => format!("{learned} questions to learn, and {judged} of {held} held out to judge"),
         };
+        if !Arc::ptr_eq(&self.train, &self.valid) {
+            let pairs = |contexts: &'_ [Context]| -> HashSet<(Vec<i32>, Vec<i32>)> {
+                let of = |c: &Context| c.prompts.iter().map(|p| (c.tokens.clone(), p.question.clone())).collect::<Vec<_>>();
+                contexts.iter().flat_map(of).collect()
+            };
+            let common = pairs(&self.valid).intersection(&pairs(&self.train)).count();
+            if common > 0 {
+                text += &format!(", {common} of which are among those to learn too");
+            }
+        }
         let left = [asked(&self.train) - learned, asked(&self.valid) - held];
         if left != [0, 0] {
             text += &format!(

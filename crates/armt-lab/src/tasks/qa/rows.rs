@@ -58,6 +58,15 @@ pub struct Read {
     pub wrong: Vec<Error>,
 }
 
+/// All that a path leads to, through every list on its way.
+fn every<'v>(row: &'v Value, path: &str) -> Vec<&'v Value> {
+    let items = |value: &'v Value| match value {
+        Value::Array(list) => list.iter().collect(),
+        other => vec![other],
+    };
+    path.split('.').fold(vec![row], |values, key| values.into_iter().filter_map(|value| value.get(key)).flat_map(items).collect())
+}
+
 impl Fields {
     fn of<'v>(&self, row: &'v Value, given: Option<&String>, usual: &[&str]) -> Result<&'v Value, String> {
         let found = match given {
@@ -70,20 +79,23 @@ impl Fields {
 
     fn text(&self, row: &Value, given: Option<&String>, usual: &[&str]) -> Result<String, String> {
         let value = self.of(row, given, usual)?;
+        if let Some(list) = value.as_array() {
+            return Err(format!("expected a text in {}, got a list of {}", given.map_or(usual[0], String::as_str), list.len()));
+        }
         let text = value.as_str().map(String::from).filter(|text| !text.trim().is_empty());
         text.ok_or_else(|| format!("expected a text in {}, got {value:.40}", given.map_or(usual[0], String::as_str)))
     }
 
-    /// All answers: a list, or one. A path through a list, as SQuAD's, gives the list.
+    /// All answers: a list, or one. A path through a list of objects, as SQuAD's first form, gives those of each.
     fn answers(&self, row: &Value) -> Result<Vec<String>, String> {
         let usual = ["answer", "target"];
         let names = self.answer.as_ref().map_or_else(|| usual.to_vec(), |name| vec![name.as_str()]);
-        let list = names.iter().find_map(|name| name.split('.').try_fold(row, |value, key| value.get(key))?.as_array());
-        let Some(list) = list.filter(|list| !list.is_empty()) else {
+        let list = names.iter().map(|name| every(row, name)).find(|list| !list.is_empty()).unwrap_or_default();
+        if list.len() < 2 {
             return Ok(vec![self.text(row, self.answer.as_ref(), &usual)?]);
-        };
+        }
         let text = |value: &Value| value.as_str().map(String::from).filter(|text| !text.trim().is_empty());
-        list.iter().map(|value| text(value).ok_or_else(|| format!("expected texts as answers, got {value:.40}"))).collect()
+        list.into_iter().map(|value| text(value).ok_or_else(|| format!("expected texts as answers, got {value:.40}"))).collect()
     }
 
     fn asked(&self, row: &Value) -> Result<Vec<Asked>, String> {

@@ -7,7 +7,7 @@ use armt::random::Random;
 use armt::text::Tokenizer;
 
 use super::TextTraining;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tasks::TaskBatch;
 use crate::tasks::asked::Text;
 use crate::tasks::documents::{Documents, Found, Tokens};
@@ -26,16 +26,18 @@ struct Order {
     random: Option<Random>,
     /// Documents that this round has given: a round of none is the end.
     given: u64,
+    /// Rounds that were begun.
+    rounds: u64,
 }
 
 impl Order {
     fn once(documents: &Documents) -> Self {
         let files = (0..documents.files().len()).rev().collect();
-        Order { documents: documents.clone(), files, current: None, random: None, given: 0 }
+        Order { documents: documents.clone(), files, current: None, random: None, given: 0, rounds: 0 }
     }
 
     fn endless(documents: &Documents, random: Random) -> Self {
-        Order { documents: documents.clone(), files: Vec::new(), current: None, random: Some(random), given: 1 }
+        Order { documents: documents.clone(), files: Vec::new(), current: None, random: Some(random), given: 1, rounds: 0 }
     }
 
     fn next(&mut self) -> Result<Option<Found>> {
@@ -47,6 +49,7 @@ impl Order {
             if self.files.is_empty() {
                 let Some(random) = self.random.as_mut().filter(|_| self.given > 0) else { return Ok(None) };
                 self.given = 0;
+                self.rounds += 1;
                 self.files = (0..self.documents.files().len()).collect();
                 for i in (1..self.files.len()).rev() {
                     self.files.swap(i, random.below(i + 1));
@@ -109,8 +112,9 @@ impl Lane {
     }
 
     /// The next window of the document, or of the next one, and whether it begins one; it may be shorter than `length`. A document of fewer
-    /// than two tokens is passed over.
+    /// than two tokens is passed over, and a whole round of such is an error.
     fn own(&mut self, order: &mut Order, length: usize) -> Result<Option<(Text, bool)>> {
+        let first = order.rounds;
         loop {
             let begins = self.last.is_none();
             let mut ids: Vec<i32> = self.last.take().into_iter().collect();
@@ -131,6 +135,9 @@ impl Lane {
             }
             if ids.len() > 1 {
                 return Ok(Some((predicted(ids), begins)));
+            }
+            if order.rounds > first + 2 {
+                return Err(Error::config("task.train", "texts of at least two tokens", "none"));
             }
             match order.next()? {
                 Some(found) => self.tokens = Some(found.tokens(&self.tokenizer)?.peekable()),
