@@ -146,6 +146,8 @@ fn resuming_goes_on_where_the_memory_ended() {
         ("Mary", "Daniel is here.", false),
         ("Mary", "Mar", false),
         ("Mar", "Mary went on.", true),
+        ("Mary went to the kitchen. Mary", "Mary went to the kitchen. Maryland", true),
+        ("Mary went to the kitchen. Maryland", "Mary went to the kitchen. Daniel", false),
         ("Mary went to the café", "Mary went to the cafés of Paris.", true),
         ("Mary went to the kitchen. John", "Mary went to the kitchen. Johnny followed.", true),
     ] {

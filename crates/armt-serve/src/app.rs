@@ -11,7 +11,7 @@ use crate::asking::Questions;
 use crate::keep::Keeper;
 use crate::keys::{Client, Keys};
 use crate::limits::Limits;
-use crate::memory::Memories;
+use crate::memory::{Memories, Memory};
 use crate::metrics::Metrics;
 use crate::reading::Readings;
 use crate::refusal::Reply;
@@ -69,12 +69,20 @@ pub fn room_for_bodies(largest_file: u64, limits: &Limits) -> Arc<Semaphore> {
 impl App {
     /// Deletes a client's memory, and its file. A text that is on its way into it ends.
     pub fn remove(&self, id: &str, client: Client) -> Reply<()> {
-        let memory = self.memories.remove(id, client)?;
-        self.readings.give_up(&memory);
-        if let Some(keeper) = &self.keeper {
-            keeper.forget(&memory);
-        }
+        self.forget(&self.memories.remove(id, client)?);
         Ok(())
+    }
+
+    /// Removes memories that nobody has used for as long as they stay.
+    pub fn remove_unused(&self) {
+        self.memories.remove_unused().iter().for_each(|memory| self.forget(memory));
+    }
+
+    fn forget(&self, memory: &Arc<Memory>) {
+        self.readings.give_up(memory);
+        if let Some(keeper) = &self.keeper {
+            keeper.forget(memory);
+        }
     }
 
     /// Whether a client may call the server by this name, of a `Host` header: the address itself cannot be another's, a name could.

@@ -1,5 +1,5 @@
 //! Questions: those that wait are answered side by side, beside whatever is being read. What is not so simple, a stream, a random
-//! answer, a long prompt, has a thread of its own for its time.
+//! answer, a long one, a long prompt, has a thread of its own for its time.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -17,7 +17,7 @@ use crate::metrics::Metrics;
 use crate::refusal::{Refusal, Reply};
 
 /// Most tokens of an answer that is given side by side with others: they wait for the longest of them.
-const SHORT: usize = 256;
+const SHORT: usize = 512;
 /// Threads for what is not answered side by side.
 pub const THREADS: usize = 4;
 

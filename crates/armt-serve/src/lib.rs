@@ -219,8 +219,6 @@ async fn sweep(app: Arc<App>) {
     let mut ticks = tokio::time::interval(Duration::from_secs(1));
     loop {
         ticks.tick().await;
-        for memory in app.memories.all().into_iter().filter(|memory| memory.is_over()) {
-            app.remove(&memory.id, memory.client).unwrap_or_default();
-        }
+        app.remove_unused();
     }
 }

@@ -376,13 +376,25 @@ pub struct Memories(Mutex<HashMap<String, Arc<Memory>>>);
 
 impl Memories {
     /// Takes one in, if there are fewer than `most`.
-    pub fn add(&self, memory: Arc<Memory>, most: usize) -> Reply<()> {
+    pub fn add(&self, memory: Arc<Memory>, most: usize) -> Reply<InUse> {
         let mut all = lock(&self.0);
         if all.len() >= most {
             return Err(Refusal::too_many("memories", most));
         }
-        all.insert(memory.id.clone(), memory);
-        Ok(())
+        memory.users.fetch_add(1, Ordering::SeqCst);
+        all.insert(memory.id.clone(), memory.clone());
+        Ok(InUse(memory))
+    }
+
+    /// Takes those out that nobody has used for as long as they stay.
+    pub fn remove_unused(&self) -> Vec<Arc<Memory>> {
+        let mut all = lock(&self.0);
+        let over: Vec<Arc<Memory>> = all.values().filter(|memory| memory.is_over()).cloned().collect();
+        for memory in &over {
+            all.remove(&memory.id);
+            memory.deleted.store(true, Ordering::SeqCst);
+        }
+        over
     }
 
     /// A client's memory.

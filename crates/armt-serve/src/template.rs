@@ -26,7 +26,6 @@ impl Template {
         let Some(source) = own.or_else(|| config["chat_template"].as_str().or_else(named).map(String::from)) else {
             return Ok(None);
         };
-        let source = without_marks(source);
         let token = |key: &str| config[key].as_str().or(config[key]["content"].as_str()).unwrap_or_default().to_string();
         let template = Template { source, begin: token("bos_token"), end: token("eos_token") };
         let refused = |e: Error| {
@@ -53,7 +52,7 @@ impl Template {
         environment.add_function("strftime_now", |form: String| strftime_now(&form));
         let messages: Vec<Value> = messages.iter().map(|(role, content)| json!({ "role": role, "content": content })).collect();
         environment.render_str(
-            &self.source,
+            &without_marks(self.source.clone()),
             context! { messages, add_generation_prompt => true, bos_token => self.begin, eos_token => self.end },
         )
     }

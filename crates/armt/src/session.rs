@@ -546,17 +546,27 @@ impl Reading {
         if !again.starts_with(&open) {
             return Err(other());
         }
-        // What was no tokens yet may be others now, as many of which are more or fewer letters of the same text.
-        let said = |tokens: &[i32]| -> Result<String> {
-            Ok(self.tokenizer.decode(tokens)?.trim_end_matches(char::REPLACEMENT_CHARACTER).to_string())
+        if again.len() == open.len() {
+            // Nothing was open, or what is open now begins with it.
+            let rest = self.tokens.rest().filter(|_| !last.is_empty());
+            let is_same = rest.map_or(last.is_empty(), |rest| rest.bytes.starts_with(&text.bytes));
+            return if is_same { Ok(again) } else { Err(other()) };
+        }
+        // What was no tokens yet may be others now, as many of which are more or fewer letters of the same text. Up to where one of them
+        // stands for many.
+        let said = |tokens: &[i32]| -> Result<(String, bool)> {
+            let said = self.tokenizer.decode(tokens)?;
+            let known = said.find(char::REPLACEMENT_CHARACTER);
+            Ok((said[..known.unwrap_or(said.len())].to_string(), known.is_none()))
         };
-        let (before, mut now) = (said(&last)?, again[open.len()..].to_vec());
+        let mut now = again[open.len()..].to_vec();
         let ended = now.len() < last.len();
         if let Some(rest) = self.tokens.rest().filter(|_| ended) {
             now.extend(self.tokenizer.encode_open(rest)?);
         }
-        let now = said(&now)?;
-        if !(now.starts_with(&before) || !ended && before.starts_with(&now)) {
+        let ((before, _), (now, is_known)) = (said(&last)?, said(&now)?);
+        let is_all = ended && is_known;
+        if !(now.starts_with(&before) || !is_all && before.starts_with(&now)) {
             return Err(other());
         }
         Ok(again)

@@ -83,7 +83,7 @@ impl Documents {
         });
         if whole {
             let text = texts.collect::<Result<Vec<_>>>()?.join("\n");
-            return Ok(Box::new(std::iter::once(Ok(Found::text(&path, text)))));
+            return Ok(Box::new((!text.is_empty()).then(|| Ok(Found::text(&path, text))).into_iter()));
         }
         let some = texts.filter(|text| text.as_ref().map_or(true, |text| !text.trim().is_empty()));
         Ok(Box::new(some.map(move |text| Ok(Found::text(&path, text?)))))

@@ -259,6 +259,10 @@ fn scored(
         let batch = Batch { ids: prompt.tokens.clone(), texts: 1, mask: None };
         let Generated { tokens, logits, .. } = generate(model, &batch, session.closed()?, &options, &mut |_| {})?;
         let mut speech = tokenizer.speech();
+        // Behind the prompt, where that is told, it may begin with a space that it would not have alone.
+        for token in prompt.tokens.iter().filter(|_| echo) {
+            speech.say(*token)?;
+        }
         let mut answer = String::new();
         for (token, logits) in tokens[0].iter().zip(&logits) {
             said += 1;

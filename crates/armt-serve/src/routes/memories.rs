@@ -46,13 +46,13 @@ pub async fn make(State(app): State<Arc<App>>, Extension(client): Extension<Clie
         Some(id) => Memory::fork(made, &app.memories.get(&id, client)?.now()),
         None => Memory::new(made, Arc::new(app.empty.fork()), 0, Vec::new()),
     };
-    app.memories.add(memory.clone(), app.limits.memories)?;
+    let memory = app.memories.add(memory, app.limits.memories)?;
     if let Err(why) = kept(&app, &memory).await {
         // Its client does not hear what it is called.
         app.remove(&memory.id, client).unwrap_or_default();
         return Err(why);
     }
-    Ok((StatusCode::CREATED, described(&app, memory).await?).into_response())
+    Ok((StatusCode::CREATED, described(&app, memory.clone()).await?).into_response())
 }
 
 /// What clients are told of a memory. It takes a look at all of its numbers.
@@ -124,8 +124,7 @@ pub struct How {
     pub temperature: Option<f32>,
     pub top_p: Option<f32>,
     pub top_k: Option<usize>,
-    /// Any whole number: which answer it stands for is the server's matter.
-    pub seed: Option<i64>,
+    pub seed: Option<Seed>,
     pub stop: Option<Stop>,
     pub stream: Option<bool>,
     pub stream_options: Option<StreamOptions>,
@@ -134,6 +133,23 @@ pub struct How {
 #[derive(Deserialize, Default)]
 pub struct StreamOptions {
     include_usage: Option<bool>,
+}
+
+/// Any whole number of 64 bits: which answer it stands for is the server's matter.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "seed: expected a whole number")]
+pub enum Seed {
+    Whole(u64),
+    Below(i64),
+}
+
+impl Seed {
+    fn number(&self) -> u64 {
+        match self {
+            Seed::Whole(seed) => *seed,
+            Seed::Below(seed) => seed.cast_unsigned(),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -166,7 +182,7 @@ impl How {
                 temperature,
                 top_k: self.top_k,
                 top_p: self.top_p,
-                seed: self.seed.map_or_else(fresh_seed, i64::cast_unsigned),
+                seed: self.seed.as_ref().map_or_else(fresh_seed, Seed::number),
             },
         };
         Ok(Options { max_new_tokens, sampling, ..Options::default() })

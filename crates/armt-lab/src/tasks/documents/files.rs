@@ -60,8 +60,11 @@ fn within(folder: &Path, seen: &mut HashSet<PathBuf>, files: &mut Vec<PathBuf>) 
     if !seen.insert(folder.canonicalize().map_err(fail)?) {
         return Ok(());
     }
-    for entry in std::fs::read_dir(folder).map_err(fail)? {
-        let path = entry.map_err(fail)?.path();
+    let entries = std::fs::read_dir(folder).map_err(fail)?.map(|entry| Ok(entry.map_err(fail)?.path()));
+    let mut entries = entries.collect::<Result<Vec<PathBuf>>>()?;
+    // By which of several names something is known does not depend on the machine.
+    entries.sort();
+    for path in entries {
         if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".")) {
             continue;
         }

@@ -166,6 +166,12 @@ struct Context {
     prompts: Vec<Prompt>,
 }
 
+/// A context's tokens and those of one of its questions.
+fn asked_in(contexts: &[Context], (context, prompt): (usize, usize)) -> (&[i32], &[i32]) {
+    let context = &contexts[context];
+    (&context.tokens, &context.prompts[prompt].question)
+}
+
 impl Context {
     fn new(told: &Told, words: &Words, after: &str) -> Result<Self> {
         let prompts = told.questions.iter().map(|asked| {
@@ -303,11 +309,9 @@ impl TrainingTask for QaTraining {
             false => format!("{learned} questions to learn, and {judged} of {held} held out to judge"),
         };
         if !Arc::ptr_eq(&self.train, &self.valid) {
-            let pairs = |contexts: &'_ [Context]| -> HashSet<(Vec<i32>, Vec<i32>)> {
-                let of = |c: &Context| c.prompts.iter().map(|p| (c.tokens.clone(), p.question.clone())).collect::<Vec<_>>();
-                contexts.iter().flat_map(of).collect()
-            };
-            let common = pairs(&self.valid).intersection(&pairs(&self.train)).count();
+            let all = |contexts| move |pair: &(usize, usize)| asked_in(contexts, *pair);
+            let known: HashSet<_> = self.train_pairs.iter().map(all(&self.train)).collect();
+            let common = self.valid_pairs.iter().map(all(&self.valid)).filter(|asked| known.contains(asked)).count();
             if common > 0 {
                 text += &format!(", {common} of which are among those to learn too");
             }

@@ -64,7 +64,9 @@ fn every<'v>(row: &'v Value, path: &str) -> Vec<&'v Value> {
         Value::Array(list) => list.iter().collect(),
         other => vec![other],
     };
-    path.split('.').fold(vec![row], |values, key| values.into_iter().filter_map(|value| value.get(key)).flat_map(items).collect())
+    path.split('.').fold(vec![row], |values, key| {
+        values.into_iter().filter_map(|value| value.get(key)).flat_map(items).filter(|value| !value.is_null()).collect()
+    })
 }
 
 impl Fields {
@@ -91,11 +93,15 @@ impl Fields {
         let usual = ["answer", "target"];
         let names = self.answer.as_ref().map_or_else(|| usual.to_vec(), |name| vec![name.as_str()]);
         let list = names.iter().map(|name| every(row, name)).find(|list| !list.is_empty()).unwrap_or_default();
-        if list.len() < 2 {
-            return Ok(vec![self.text(row, self.answer.as_ref(), &usual)?]);
+        let text = |value: &&Value| value.as_str().map(String::from).filter(|text| !text.trim().is_empty());
+        match list.as_slice() {
+            [one] if text(one).is_some() => Ok(text(one).into_iter().collect()),
+            // Says what is missing, or not as it should be.
+            [] | [_] => Ok(vec![self.text(row, self.answer.as_ref(), &usual)?]),
+            list => {
+                list.iter().map(|value| text(value).ok_or_else(|| format!("expected texts as answers, got {value:.40}"))).collect()
+            }
         }
-        let text = |value: &Value| value.as_str().map(String::from).filter(|text| !text.trim().is_empty());
-        list.into_iter().map(|value| text(value).ok_or_else(|| format!("expected texts as answers, got {value:.40}"))).collect()
     }
 
     fn asked(&self, row: &Value) -> Result<Vec<Asked>, String> {
