@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import armt
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
+# What a shell starts in the background does not hear Ctrl-C, which some tests press.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 STORY = "It was a dark night. Mary went to the kitchen. John moved to the garden. The rain fell. "
 
 
