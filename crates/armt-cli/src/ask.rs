@@ -13,6 +13,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::device::DeviceArgs;
+use crate::place::expect_memory;
 use armt_shipped::find_model;
 
 const EXAMPLE: &str = "\
@@ -68,12 +69,7 @@ pub struct AskArgs {
 
 pub fn run(args: &AskArgs) -> Result<ExitCode> {
     find_model(&args.model)?;
-    if args.memory.is_dir() {
-        bail!("{}: expected a memory file, got a folder", args.memory.display());
-    }
-    if !args.memory.is_file() {
-        bail!("{}: there is no such memory file; `armt read` makes one", args.memory.display());
-    }
+    expect_memory(&args.memory)?;
     if args.question.trim().is_empty() {
         bail!("expected a question, got an empty text");
     }

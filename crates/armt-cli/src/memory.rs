@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use armt::state::contents::{Contents, Difference, TextContents};
 use clap::{Args, Subcommand};
 
+use crate::place::expect_memory;
 use crate::progress::{bytes, thousands};
 
 const EXAMPLE: &str = "\
@@ -53,12 +54,7 @@ pub fn run(args: &MemoryArgs) -> Result<ExitCode> {
 }
 
 fn load(file: &Path) -> Result<Contents> {
-    if file.is_dir() {
-        bail!("{}: expected a memory file, got a folder", file.display());
-    }
-    if !file.is_file() {
-        bail!("{}: there is no such memory file; `armt read` makes one", file.display());
-    }
+    expect_memory(file)?;
     Ok(Contents::load(file)?)
 }
 

@@ -1,4 +1,5 @@
-//! Files that commands write: whether there is a place for one, and whether what lies there may be replaced.
+//! Files that commands write and go on from: whether there is a place for one, whether what lies there may be replaced, and whether a memory is
+//! there.
 
 use std::io::Read;
 use std::path::Path;
@@ -39,6 +40,15 @@ impl Written {
             Written::Samples => head.starts_with("{\"task\":"),
             Written::Answers => head.starts_with("{\"exact\":"),
         }
+    }
+}
+
+/// Refuses a memory file that is not there.
+pub fn expect_memory(file: &Path) -> Result<()> {
+    match file {
+        file if file.is_file() => Ok(()),
+        file if file.is_dir() => bail!("{}: expected a memory file, got a folder", file.display()),
+        file => bail!("{}: there is no such memory file; `armt read` makes one", file.display()),
     }
 }
 

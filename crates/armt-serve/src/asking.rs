@@ -308,7 +308,7 @@ fn answer_together(waiting: Vec<Waiting>) {
         let session = waiting[0].question.session.clone();
         let states = waiting.iter().map(|w| Ok(w.question.session.closed()?.clone())).collect::<armt::Result<Vec<_>>>();
         let prompts: Vec<Vec<i32>> = waiting.iter().map(|w| w.question.prompt.clone()).collect();
-        let options = &Options { interrupt: Some(over.clone()), ..waiting[0].question.options.clone() };
+        let options = &Options { interrupt: Some(over), ..waiting[0].question.options.clone() };
         let answers = states.and_then(|states| answer_each(session.model(), session.tokenizer(), &states, &prompts, options));
         if let Ok(answers) = answers {
             for (waiting, answer) in waiting.into_iter().zip(answers) {
