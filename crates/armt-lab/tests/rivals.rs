@@ -9,6 +9,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use armt::engine::{DType, Device};
+use armt_lab::eval::retrieval::curve;
+use armt_lab::tasks::retrieval::{Retrieval, SYMBOLS, Setting};
 use armt_lab::train::RunFolder;
 use armt_lab::train::recipe::Recipe;
 use armt_lab::train::trainer::{Event, train};
@@ -59,6 +61,39 @@ fn they_learn_through_the_state() {
     ] {
         let (first, last) = losses(&format!("{REWRITE}{model}{stages}"));
         assert!(last < 0.9 * first, "{model}: the loss goes from {first} to {last}");
+    }
+}
+
+/// A segment may be a whole text: the state and its gradient go on, so that nothing but time depends on it.
+#[test]
+fn pairs_that_share_a_segment_change_no_loss_and_no_judgement() {
+    let stages = "[eval]\nevery = 1000\nsamples = 8\n[[stage]]\npairs = 3\nbatch = 8\nsteps = 20\nuntil = \"never\"\n";
+    for model in ["kind = \"mamba\"\nlayers = 2\nwidth = 32\nstate = 8\n", "kind = \"rwkv5\"\nlayers = 2\nwidth = 32\nhead = 16\n"]
+    {
+        let told = [1, 2, 512].map(|together| {
+            let recipe = format!("seed = 3\n[task]\nsetting = \"rewrite\"\ntogether = {together}\n[model]\n{model}{stages}");
+            let place = tempfile::tempdir().unwrap();
+            let mut folder = RunFolder::create(&place.path().join("run")).unwrap();
+            let recipe = Recipe::parse(&recipe, &[]).unwrap();
+            let (mut losses, cpu) = (Vec::new(), Device::cpu());
+            train(&recipe, &mut folder, false, (DType::F32, &cpu), &mut |event| {
+                if let Event::Step { loss, .. } = event {
+                    losses.push(*loss);
+                }
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+            let model = armt::Model::load(&folder.best_folder(), DType::F32, &cpu).unwrap();
+            let task = Retrieval { setting: Setting::Rewrite, key_size: 1, value_size: 1, symbols: SYMBOLS };
+            assert_eq!(model.config().segment_size, together * task.segment_size());
+            let judged = curve(&model, task, &[1, 30], 40, 40, 1, &mut |_| ControlFlow::Continue(())).unwrap();
+            (losses, judged.iter().map(|point| point.exact_match).collect::<Vec<_>>())
+        });
+        for (losses, judged) in &told[1..] {
+            let apart = losses.iter().zip(&told[0].0).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(losses.len() == 20 && apart < 1e-4, "{model}: losses {apart} apart");
+            assert_eq!(judged, &told[0].1, "{model}");
+        }
     }
 }
 

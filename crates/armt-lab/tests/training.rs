@@ -103,6 +103,8 @@ fn pairs_that_share_a_segment_are_read_in_fewer_of_them() {
     .unwrap();
     assert_eq!([1, 2, 3].map(|n| recipe(n).config(0, &base).segment_size), [4, 8, 12]);
     assert_eq!(recipe(3).config(1, &base).segment_size, 5, "the other stage stays as it is");
+    let all = Recipe::parse(RECIPE, &["task.together=3".into(), "stage.1.together=2".into()]).unwrap();
+    assert_eq!([0, 1].map(|stage| all.config(stage, &base).segment_size), [8, 15]);
     // Two pairs and a question: two segments, the second of them not full, and one.
     for n in [2, 3] {
         let path = dir.path().join(n.to_string());

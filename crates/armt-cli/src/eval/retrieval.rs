@@ -126,7 +126,7 @@ impl RetrievalArgs {
             Some(k) => k,
             None if segment > value_size + 2 + LONGEST_KEY => bail!(
                 "--task {}: expected a model of this task, whose segments are a key, a value and two marks; this one's have {segment} \
-                 tokens",
+                 tokens (where they are those of several pairs, --key-size says which)",
                 if task == Task::Rewrite { "rewrite" } else { "remember" }
             ),
             None if segment > value_size + 2 => segment - value_size - 2,

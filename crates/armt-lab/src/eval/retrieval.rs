@@ -127,12 +127,12 @@ impl Report {
     }
 }
 
-/// Refuses a model whose segments are not the task's pairs, or whose vocabulary lacks the task's tokens.
+/// Refuses a model whose segments do not hold a number of the task's pairs, or whose vocabulary lacks the task's tokens.
 pub fn expect_fits(model: &Model, task: &Retrieval) -> Result<()> {
     let (pair, segment) = (task.segment_size(), model.config().segment_size);
-    if pair != segment {
+    if segment % pair != 0 {
         let expected = format!(
-            "a model of segments of {pair} tokens, which a key of {} and a value of {} take with their marks",
+            "a model of segments of {pair} tokens or of several times as many, which a key of {} and a value of {} take with their marks",
             task.key_size, task.value_size
         );
         return Err(Error::unfit(expected, format!("one of {segment}")));

@@ -33,6 +33,9 @@ struct TaskKeys {
     /// Different symbols that keys and values are made of: 2 to 100, and 16 if not given.
     #[serde(default = "the_authors_symbols")]
     symbols: usize,
+    /// Pairs and questions that share a segment, in stages that do not say otherwise: 1 in the paper.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    together: usize,
 }
 
 /// `[[stage]]`.
@@ -50,9 +53,9 @@ struct StageKeys {
     /// Questions at the end of a text, in training: 1 in the paper, and in validation always.
     #[serde(default = "one")]
     questions: usize,
-    /// Pairs and questions that share a segment: 1 in the paper. Where all of a text do, attention finds the answer without a memory.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
-    together: usize,
+    /// Another number of pairs and questions that share a segment. Where all of a text do, attention finds the answer without a memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    together: Option<usize>,
 }
 
 fn one() -> usize {
@@ -71,10 +74,15 @@ fn the_authors_symbols() -> usize {
 impl RetrievalLessons {
     /// The task of a stage, from 0, and its pairs; `None` if there is no such stage.
     pub fn stage(&self, stage: usize) -> Option<(Retrieval, usize)> {
-        let TaskKeys { setting, value_size, symbols } = self.0.task;
+        let TaskKeys { setting, value_size, symbols, .. } = self.0.task;
         let own = self.0.stages.get(stage)?;
         let (key_size, symbols) = (own.key_size.unwrap_or(1), own.symbols.unwrap_or(symbols));
         Some((Retrieval { setting, key_size, value_size, symbols }, own.pairs))
+    }
+
+    /// Pairs and questions that share a segment of a stage.
+    fn together(&self, own: &StageKeys) -> usize {
+        own.together.unwrap_or(self.0.task.together)
     }
 
     fn known(&self, stage: usize) -> Result<(Retrieval, StageKeys)> {
@@ -90,13 +98,15 @@ impl Lessons for RetrievalLessons {
     }
 
     fn check(&self) -> Result<()> {
-        let TaskKeys { setting, value_size, symbols } = self.0.task;
+        let TaskKeys { setting, value_size, symbols, .. } = self.0.task;
         Retrieval { setting, key_size: 1, value_size, symbols }.check_symbols()
     }
 
     fn check_stage(&self, stage: usize, sizes: Sizes) -> Result<()> {
-        let (task, StageKeys { pairs, key_size, questions, together, .. }) = self.known(stage)?;
-        let named = [("pairs", pairs), ("key_size", key_size.unwrap_or(1)), ("questions", questions), ("together", together)];
+        let (task, own) = self.known(stage)?;
+        let StageKeys { pairs, key_size, questions, .. } = own;
+        let named =
+            [("pairs", pairs), ("key_size", key_size.unwrap_or(1)), ("questions", questions), ("together", self.together(&own))];
         expect_positive(&named)?;
         task.check(pairs)?;
         task.expect_room(pairs, questions, sizes.batch)?;
@@ -104,7 +114,7 @@ impl Lessons for RetrievalLessons {
     }
 
     fn segment_size(&self, stage: usize) -> usize {
-        self.known(stage).map_or(0, |(task, keys)| task.segment_size().saturating_mul(keys.together))
+        self.known(stage).map_or(0, |(task, keys)| task.segment_size().saturating_mul(self.together(&keys)))
     }
 
     fn open(&self, begun: Option<&Begun<'_>>) -> Result<Box<dyn TaskData>> {

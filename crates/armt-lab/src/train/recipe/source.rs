@@ -1,7 +1,7 @@
 //! What a recipe is read from: a file, those that it `extends`, and single changes, made into one table that remembers where each key stands.
 //!
-//! A recipe that extends another has its keys over the other's. A `[memory]` of another kind takes the place of the other's whole, and so do
-//! `[[stage]]`s; `[stage.8]` changes keys of the eighth.
+//! A recipe that extends another has its keys over the other's. A `[model]` or `[memory]` of another kind takes the place of the other's whole,
+//! and so do `[[stage]]`s; `[stage.8]` changes keys of the eighth.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -81,9 +81,11 @@ impl Source {
 
     /// Takes another recipe's keys over its own.
     fn cover(&mut self, mut other: Source) -> Result<()> {
-        let kind = |table: &Table| table.get("memory").and_then(|m| m.get("kind")).cloned();
-        if kind(&other.table).is_some_and(|other| Some(other) != kind(&self.table)) {
-            self.forget("memory");
+        for section in ["model", "memory"] {
+            let kind = |table: &Table| table.get(section).and_then(|s| s.get("kind")).cloned();
+            if kind(&other.table).is_some_and(|other| Some(other) != kind(&self.table)) {
+                self.forget(section);
+            }
         }
         match other.table.remove("stage") {
             Some(Value::Table(changes)) => self.change_stages(changes, &other.places)?,

@@ -225,6 +225,8 @@ fn a_recipe_that_extends_another_has_its_keys_over_the_others() {
         ("child.toml", "extends = \"base.toml\"\nseed = 8\n[memory]\ncorrection = false\n[stage.2]\nsteps = 70\nlr = 1e-3"),
         ("grandchild.toml", "extends = \"child.toml\"\nstages = 1\n[memory]\nkind = \"rmt\"\ntokens = 8"),
         ("other.toml", "extends = \"base.toml\"\n[[stage]]\npairs = 5\nbatch = 2\nsteps = 3"),
+        ("heads.toml", "extends = \"base.toml\"\n[model]\nheads = 2"),
+        ("mamba.toml", "extends = \"heads.toml\"\n[model]\nkind = \"mamba\"\nstate = 8\n[memory]\nkind = \"none\""),
     ]);
     let load = |name: &str| Recipe::load(&folder.path().join(name), &[]).unwrap();
     let (base, child) = (load("base.toml"), load("child.toml"));
@@ -238,6 +240,7 @@ fn a_recipe_that_extends_another_has_its_keys_over_the_others() {
         grandchild.memory.as_ref().unwrap().whole().unwrap().get::<Rmt>().unwrap().tokens == 8,
         "another kind takes nothing of the other's section"
     );
+    load("mamba.toml"); // which knows no heads
     let other = load("other.toml");
     let pairs = (0..2).map(|i| other.lessons_of::<RetrievalLessons>().unwrap().stage(i).map(|(_, pairs)| pairs));
     assert_eq!(pairs.collect::<Vec<_>>(), [Some(5), None]);
