@@ -3,7 +3,7 @@
 //! Texts of like size go together, so that few wait for one. A text whose memory is there is not read again: a command that was stopped goes on
 //! when it is given again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ impl ReadEach<'_> {
         let mut found: BTreeMap<PathBuf, PathBuf> = BTreeMap::new();
         for named in self.files {
             let mut files = Vec::new();
-            within(named, &mut files)?;
+            within(named, &mut HashSet::new(), &mut files)?;
             for path in files {
                 let name = if named.is_dir() { path.strip_prefix(named)? } else { Path::new(path.file_name().unwrap_or_default()) };
                 let mut name = name.as_os_str().to_owned();
@@ -144,17 +144,24 @@ impl ReadEach<'_> {
     }
 }
 
-/// A file, or all files of a folder and of those in it. What begins with a point is hidden.
-fn within(path: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+/// A file, or all files of a folder and of those in it. What begins with a point is hidden, and a folder that links lead to again is looked into
+/// once.
+fn within(path: &Path, seen: &mut HashSet<PathBuf>, found: &mut Vec<PathBuf>) -> Result<()> {
     if !path.is_dir() {
         found.push(path.into());
         return Ok(());
     }
     let named = || path.display().to_string();
-    for entry in std::fs::read_dir(path).with_context(named)? {
-        let entry = entry.with_context(named)?.path();
+    if !seen.insert(path.canonicalize().with_context(named)?) {
+        return Ok(());
+    }
+    let entries = std::fs::read_dir(path).with_context(named)?.map(|entry| Ok(entry.with_context(named)?.path()));
+    let mut entries = entries.collect::<Result<Vec<_>>>()?;
+    // By which of several names something is known does not depend on the machine.
+    entries.sort();
+    for entry in entries {
         if !entry.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".")) {
-            within(&entry, found)?;
+            within(&entry, seen, found)?;
         }
     }
     Ok(())

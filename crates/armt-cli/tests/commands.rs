@@ -461,6 +461,8 @@ fn each_of_many_texts_has_the_memory_that_it_has_alone() {
         std::fs::write(place.path(&format!("texts/{n}.txt")), &whole[..*cut]).unwrap();
     }
     std::fs::write(place.path("texts/sub/0.txt"), &whole[..333]).unwrap();
+    #[cfg(unix)]
+    std::os::unix::fs::symlink("..", place.path("texts/sub/again")).unwrap();
     let said = place.good("read model texts --each out --batch 3 --device cpu");
     assert!(said.contains("7 of 7 texts read;"), "{said}");
     for n in 0..cuts.len() {
@@ -468,6 +470,10 @@ fn each_of_many_texts_has_the_memory_that_it_has_alone() {
         assert!(read(&place.path(&format!("out/{n}.txt.mem"))) == read(&place.path(&format!("{n}.mem"))), "{n}");
     }
     assert!(place.path("out/sub/0.txt.mem").exists());
+    // A mark of the encoding at the beginning of a file is no text.
+    std::fs::write(place.path("marked.txt"), [b"\xef\xbb\xbf", &whole[..3000]].concat()).unwrap();
+    place.good("read model marked.txt --memory marked.mem --device cpu");
+    assert!(read(&place.path("marked.mem")) == read(&place.path("1.mem")));
     // What is there is not read again; what cannot be read does not keep the others from being read.
     std::fs::remove_file(place.path("out/3.txt.mem")).unwrap();
     std::fs::write(place.path("texts/empty.txt"), "").unwrap();

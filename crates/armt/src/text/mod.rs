@@ -12,6 +12,6 @@ mod words;
 pub use pieces::Pieces;
 pub use prefetch::{Counts, TokenPrefetch};
 pub use sentences::{Lines, sentences};
-pub use stream::{Piece, Source, TokenStream, Tokenized, TokenizerThreads};
+pub use stream::{BehindMark, Piece, Source, TokenStream, Tokenized, TokenizerThreads};
 pub use tokenizer::{END_OF_TEXT, OpenText, Speech, Tokenizer, end_tokens};
 pub use vocabulary::Vocabulary;

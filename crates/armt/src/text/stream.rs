@@ -8,7 +8,7 @@
 //! another stream begins.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Cursor, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -36,6 +36,43 @@ pub struct Source {
 
 /// Bytes of a file in which a zero byte is looked for.
 const LOOKED_AT: u64 = 8192;
+
+/// The mark of their encoding that some editors begin a file with. It is no text.
+const MARK: &[u8] = "\u{feff}".as_bytes();
+
+/// The bytes of a file behind a mark of its encoding, where it begins with one.
+pub struct BehindMark<R> {
+    file: R,
+    /// What was looked at and is not read yet; nothing has been looked at before the first read.
+    head: Option<Cursor<Vec<u8>>>,
+}
+
+impl<R: Read> BehindMark<R> {
+    /// Reads a file from its beginning.
+    pub fn new(file: R) -> Self {
+        BehindMark { file, head: None }
+    }
+}
+
+impl<R: Read> Read for BehindMark<R> {
+    fn read(&mut self, block: &mut [u8]) -> std::io::Result<usize> {
+        let head = match &mut self.head {
+            Some(head) => head,
+            None => {
+                let mut head = Vec::new();
+                self.file.by_ref().take(MARK.len() as u64).read_to_end(&mut head)?;
+                if head == MARK {
+                    head.clear();
+                }
+                self.head.insert(Cursor::new(head))
+            }
+        };
+        match head.read(block)? {
+            0 => self.file.read(block),
+            some => Ok(some),
+        }
+    }
+}
 
 fn has_zero_byte(path: &Path) -> Result<bool> {
     let mut head = Vec::new();
@@ -66,7 +103,7 @@ impl Source {
 
     /// Standard input.
     pub fn stdin() -> Self {
-        Self::reader(Path::new("standard input"), std::io::stdin())
+        Self::reader(Path::new("standard input"), BehindMark::new(std::io::stdin()))
     }
 
     /// Anything that gives bytes, with a name for messages.
@@ -83,7 +120,7 @@ impl Source {
         let fail = |source| Error::Io { path: self.name.clone(), source };
         let reader = match &mut self.open {
             Some(reader) => reader,
-            None => self.open.insert(Box::new(File::open(&self.name).map_err(fail)?)),
+            None => self.open.insert(Box::new(BehindMark::new(File::open(&self.name).map_err(fail)?))),
         };
         loop {
             match reader.read(block) {

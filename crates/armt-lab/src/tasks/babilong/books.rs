@@ -6,12 +6,14 @@
 //! size can be read in constant memory.
 
 use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 // Tokens are read by a reader, whose errors they have.
 use armt::random::Random;
-use armt::text::{Tokenizer, sentences};
+use armt::text::{BehindMark, Tokenizer, sentences};
 use armt::{Error, Result};
 
 use super::Form;
@@ -122,7 +124,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Book {
     fn read(path: &Path, tokenizer: &Tokenizer, form: Form) -> Result<Self> {
-        let bytes = std::fs::read(path).map_err(|source| Error::Io { path: path.into(), source })?;
+        let mut bytes = Vec::new();
+        let read = File::open(path).and_then(|file| BehindMark::new(file).read_to_end(&mut bytes));
+        read.map_err(|source| Error::Io { path: path.into(), source })?;
         let text = String::from_utf8(bytes)
             .map_err(|e| Error::file(path, format!("expected UTF-8 text, got other bytes at {}", e.utf8_error().valid_up_to())))?;
         let mut book = Book { tokens: Vec::new(), ends: Vec::new() };

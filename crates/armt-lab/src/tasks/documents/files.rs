@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use armt::text::BehindMark;
 use flate2::read::MultiGzDecoder;
 
 use crate::error::{Error, Result};
@@ -77,17 +78,17 @@ fn within(folder: &Path, seen: &mut HashSet<PathBuf>, files: &mut Vec<PathBuf>) 
     Ok(())
 }
 
-/// A file's bytes, unpacked if its name ends in `.gz` or `.zst`.
+/// A file's bytes, unpacked if its name ends in `.gz` or `.zst`, behind a mark of their encoding.
 pub fn open(path: &Path) -> Result<Box<dyn Read + Send>> {
     let file = File::open(path).map_err(|source| Error::Io { path: path.into(), source })?;
     let file = BufReader::with_capacity(1 << 16, file);
     Ok(match packing(path) {
-        Some("gz") => Box::new(MultiGzDecoder::new(file)),
+        Some("gz") => Box::new(BehindMark::new(MultiGzDecoder::new(file))),
         Some("zst") => {
             let unpacked = ruzstd::decoding::StreamingDecoder::new(file);
-            Box::new(unpacked.map_err(|e| Error::file(path, format!("expected a text packed by zstd: {e}")))?)
+            Box::new(BehindMark::new(unpacked.map_err(|e| Error::file(path, format!("expected a text packed by zstd: {e}")))?))
         }
-        _ => Box::new(file),
+        _ => Box::new(BehindMark::new(file)),
     })
 }
 

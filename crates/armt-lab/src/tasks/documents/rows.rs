@@ -100,8 +100,6 @@ impl Iterator for Rows {
                 self.ended = true;
                 return Some(Err(Error::file(&self.path, format!("{} {}: expected UTF-8 text", self.unit, self.line))));
             };
-            // Some editors begin a file with a mark of its encoding.
-            let text = if self.line == 1 { text.trim_start_matches('\u{feff}') } else { &text };
             let text = text.trim_end_matches('\r').to_string();
             if !text.trim().is_empty() {
                 return Some(Ok(Row { path: self.path.clone(), unit: self.unit, line: self.line, text }));
