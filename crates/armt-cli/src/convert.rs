@@ -1,4 +1,5 @@
-//! `armt convert`: a Hugging Face folder or a GGUF file with a fresh memory; or a model with a memory, whose memory is written in another way.
+//! `armt convert`: a Hugging Face folder or a GGUF file with a fresh memory; or a model with a memory, whose memory is written in another way or
+//! whose weights are kept in other numbers.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -26,9 +27,10 @@ Examples:
   armt convert data/gpt2 gpt2-random --kind associative --random
   armt convert mamba-130m-hf mamba-130m
   armt convert runs/rewrite rewrite-projected --write projected
+  armt convert runs/rewrite rewrite-small --dtype bf16
 
 The weights of the backbone are taken as they are; those of the memory are new and have to be trained before it remembers:
-`armt train RECIPE --set model.from=OUT`. A model that has a memory already keeps all its weights and gets another --write. Mamba and RWKV-5 keep a state of their own and get no memory beside it.";
+`armt train RECIPE --set model.from=OUT`. A model that has a memory already keeps all its weights and gets another --write, another --dtype, or both. Mamba and RWKV-5 keep a state of their own and get no memory beside it.";
 
 /// Memory tokens, and tokens of a segment, if nothing is said.
 const TOKENS: usize = 16;
@@ -43,8 +45,8 @@ pub const COMPANIONS: [&str; 5] =
 pub struct ConvertArgs {
     /// Hugging Face folder of GPT-2, GPT-NeoX (Pythia), Llama, Mistral, Qwen2 or Qwen3: config.json, model.safetensors, tokenizer.json. Or a
     /// GGUF file of Llama, Qwen2 or Qwen3 in F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K. Or a folder of Mamba or RWKV-5.2, under Hugging Face's
-    /// names or, of RWKV-5, the authors'. Or a plain model that comes with the program (books). Or, with --write alone, a model with a memory, or its
-    /// run.
+    /// names or, of RWKV-5, the authors'. Or a plain model that comes with the program (books). Or, with --write or --dtype
+    /// and nothing else, a model of ours, or its run.
     source: PathBuf,
     /// Folder to write.
     out: PathBuf,
@@ -75,9 +77,9 @@ pub struct ConvertArgs {
     /// Layers that have a memory, as 0,1,5; all if not given (associative).
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     memory_layers: Option<Vec<usize>>,
-    /// Numbers in the file.
-    #[arg(long, value_enum, default_value_t = NumberKind::F32)]
-    dtype: NumberKind,
+    /// Numbers in the file (default: f32).
+    #[arg(long, value_enum)]
+    dtype: Option<NumberKind>,
     /// Random weights for the backbone too: the source needs none, only its config.json.
     #[arg(long)]
     random: bool,
@@ -103,7 +105,7 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
     let source = if args.source.exists() { args.source.clone() } else { find_model(&args.source)? };
     let args = &ConvertArgs { source, ..args.clone() };
     if let Some(folder) = with_memory(&args.source)? {
-        return args.write_in_another_way(&folder);
+        return args.change(&folder);
     }
     args.expect_source()?;
     let memory = args.memory()?;
@@ -114,14 +116,14 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
     let (config, (parameters, fresh), state) = if args.random {
         let model = Model::convert_random(&args.source, memory, segment, args.seed, &Device::cpu())?;
         fits(model.sizes().vocab)?;
-        model.save(&args.out, args.dtype.dtype())?;
+        model.save(&args.out, args.numbers())?;
         let layout = model.recurrence().layout();
         let state = [layout.bytes(model.dtype()), layout.growth(model.dtype())];
         (model.config().clone(), (model.parameters(), model.memory_parameters()), state)
     } else {
         let conversion = Conversion::open(&args.source, memory, segment, args.seed)?;
         fits(conversion.sizes().vocab)?;
-        conversion.write(&args.out, args.dtype.dtype())?;
+        conversion.write(&args.out, args.numbers())?;
         (conversion.config().clone(), conversion.parameters(), [conversion.state_bytes(), conversion.state_growth()])
     };
     match &tokenizer {
@@ -159,8 +161,13 @@ fn with_memory(source: &Path) -> Result<Option<PathBuf>> {
 }
 
 impl ConvertArgs {
-    /// The same weights with a memory that is written in another way. What would need other weights is refused.
-    fn write_in_another_way(&self, folder: &Path) -> Result<ExitCode> {
+    /// The type of the numbers in the file.
+    fn numbers(&self) -> DType {
+        self.dtype.map_or(DType::F32, |numbers| numbers.dtype())
+    }
+
+    /// The same weights, in other numbers or with a memory that is written in another way. What would need other weights is refused.
+    fn change(&self, folder: &Path) -> Result<ExitCode> {
         let others = [
             self.kind.is_some(),
             self.tokens.is_some(),
@@ -172,23 +179,28 @@ impl ConvertArgs {
             self.memory_layers.is_some(),
             self.random,
         ];
-        let Some(write) = self.write.filter(|_| !others.contains(&true)) else {
+        if others.contains(&true) || (self.write.is_none() && self.dtype.is_none()) {
             bail!(
-                "{}: it has a memory already, of which only --write can be changed; `armt export` writes its backbone, which can be converted",
+                "{}: it has a memory already, and only --write and --dtype can be changed; `armt export` writes its backbone, which can be converted",
                 folder.display()
             );
-        };
+        }
         expect_room(&self.out, folder, self.force)?;
         let mut config = Config::load(folder)?;
-        config.memory = MemoryRecipe::Written { write: write.into() }.over(&config.memory, &folder.display().to_string())?;
+        if let Some(write) = self.write {
+            config.memory = MemoryRecipe::Written { write: write.into() }.over(&config.memory, &folder.display().to_string())?;
+        }
         let model = Model::blank(config, DType::F32, &Device::cpu())?;
         model.set_weights(&Tensors::open(folder)?)?;
-        model.save(&self.out, self.dtype.dtype())?;
+        model.save(&self.out, self.numbers())?;
         for name in COMPANIONS.iter().chain(&["tokenizer.json"]).filter(|name| folder.join(name).is_file()) {
             copy(name, folder, &self.out)?;
         }
-        let way = write.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default();
-        crate::say(format_args!("{}: the weights of {}, --write {way}", self.out.display(), folder.display()))?;
+        let name = |value: Option<clap::builder::PossibleValue>| value.map(|v| v.get_name().to_string()).unwrap_or_default();
+        let write = self.write.map(|write| format!(", --write {}", name(write.to_possible_value())));
+        let numbers = self.dtype.map(|numbers| format!(", --dtype {}", name(numbers.to_possible_value())));
+        let changed = [write, numbers].into_iter().flatten().collect::<String>();
+        crate::say(format_args!("{}: the weights of {}{changed}", self.out.display(), folder.display()))?;
         Ok(ExitCode::SUCCESS)
     }
 

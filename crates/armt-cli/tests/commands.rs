@@ -537,9 +537,15 @@ fn a_model_that_has_a_memory_keeps_its_weights_and_writes_it_in_another_way() {
     place.good("eval other --task remember --pairs 1 --samples 2 --device cpu");
     place.good("convert other back --write paper");
     assert!(read(&place.path("model/config.json")) == read(&place.path("back/config.json")));
+    // Rounded to bf16, and not again by the way back to f32.
+    assert_eq!(place.good("convert rmt half --dtype bf16"), "half: the weights of rmt, --dtype bf16\n");
+    place.good("convert half full --dtype f32");
+    let size = |folder: &str| read(&place.path(&format!("{folder}/model.safetensors"))).len();
+    assert!(size("half") < size("rmt"));
+    assert!(weights("half") == weights("full") && weights("half") != weights("rmt"));
     for (line, message) in [
-        ("convert model third", "only --write can be changed"),
-        ("convert model third --write projected --tokens 4", "only --write can be changed"),
+        ("convert model third", "only --write and --dtype can be changed"),
+        ("convert model third --write projected --tokens 4", "only --write and --dtype can be changed"),
         ("convert rmt third --write projected", "the memory of the model in rmt is of kind rmt"),
         ("convert model model --write projected", "write to another"),
     ] {
