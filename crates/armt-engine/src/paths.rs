@@ -8,8 +8,10 @@
 //! on the CPU            bf16 is a storage type: operations cast to f32 and back (`ops::via_f32`)
 //! memory, read          a walk over A, or features and a product           read_by_walk, read_by_task
 //!                       features by lanes, or any width                    read_by_lanes
+//! memory, tokens        k, v and beta by one kernel, or three products   tokens_in_one_launch
 //! memory, write         tokens in turn, as many in a pass as fit             TURNS
 //! memory, write + read  one walk over A, or one after the other            write_read_in_one_walk, write_rounds
+//! memory, walks         kernels for one shape of memory, or for any        walk_knows_shape
 //!                       how a walk is cut into tiles and blocks            ops/memory/cut.rs
 //! attention             wgmma, mma or plain loops                          attention, attention_back_at_once
 //! linear                one column, cuBLASLt with or without an epilogue   linear
@@ -19,6 +21,8 @@
 //! logits                rows that exist at a time                          logits_rows
 //! products              when cuBLASLt's suggestions are tried              tries_suggestions (cuda/tune.rs)
 //! recurrences           how many tokens a chunk has                        token_chunk
+//!                       Mamba's convolution, scan and gate in one kernel   conv_silu, gated_scan
+//!                       RWKV's shift and what is mixed from it in one      token_mix
 //!                       what a task of the CPU's selective scan takes      scan_tasks
 //! threads of the CPU    when another one pays                              rows_per_piece, attention_tasks, product_pieces
 //! last layer            only its memory tokens, or all                     narrow_pays
@@ -33,6 +37,8 @@ use crate::ops::{Activation, Sizes};
 pub(crate) struct Card {
     /// Multiprocessors.
     pub(crate) multiprocessors: usize,
+    /// Bytes of its memory.
+    pub(crate) memory: usize,
     /// Bytes of shared memory that one block can have.
     pub(crate) shared: usize,
     /// Whether products of whole warpgroups (`wgmma`) exist: on Hopper only, neither before nor after.
@@ -67,6 +73,18 @@ pub(crate) fn read_by_lanes(card: Card, s: MemorySizes) -> Option<usize> {
     fits.then(|| (s.n * s.m / (64 * card.multiprocessors)).clamp(1, 16))
 }
 
+/// Rows of one product of tensor cores.
+const TILE_ROWS: usize = 16;
+
+/// Whether keys, values and importance of `rows` memory tokens, those of all texts of a layer, come from one kernel where nothing is recorded: as
+/// many as one tile has, with widths (of the tokens, of keys, of values) that 8 bytes an access allow. The products of 16 rows of w1 take
+/// little more than a launch and their weights' bytes, 15 MB; more rows would read the weights again. With this and walks for one shape
+/// w1 has 1.87M tokens/s where it had 1.79M.
+pub(crate) fn tokens_in_one_launch(rows: usize, [width, dm, d]: [usize; 3]) -> bool {
+    let vectors = width.is_multiple_of(16) && dm.is_multiple_of(4) && d.is_multiple_of(4);
+    rows <= TILE_ROWS && vectors && width * dm.max(d) <= i32::MAX as usize
+}
+
 /// Tokens that take turns in one walk of a projected write on CUDA: one group of the kernels, whose products with each other a block solves in
 /// shared memory. No model has more so far.
 pub(crate) const TURNS: usize = 16;
@@ -76,6 +94,17 @@ pub(crate) const TURNS: usize = 16;
 /// and the read one after the other, which share a memory's columns among blocks.
 pub(crate) fn write_read_in_one_walk(card: Card, s: MemorySizes, queries: usize) -> bool {
     s.m <= WALK_QUERIES && queries <= WALK_QUERIES && s.n >= card.multiprocessors / 2
+}
+
+/// Columns of the widest tile, and keys of a block of a tile: a shape of which tiles and blocks are whole.
+const WIDEST_TILE: usize = 32;
+const KEYS_OF_A_BLOCK: usize = 16;
+
+/// Whether the kernels that walk over A are compiled for the very shape of a model's memory: the walk is bound by its instructions, of which half
+/// count rows and columns and ask whether they are there. w2's loop over tiles has some 1,100 of them instead of 1,900 on its way back, and w2
+/// takes 39.5 ms with such kernels where it took 50.7, with the projected write 40.9 and not 60.8. Other shapes share kernels that take any.
+pub(crate) fn walk_knows_shape(s: MemorySizes) -> bool {
+    s.d.is_multiple_of(WIDEST_TILE) && s.dk().is_multiple_of(KEYS_OF_A_BLOCK)
 }
 
 /// Whether a write leaves A rounded to bf16 for the read that follows: where that read will be a product of bf16 operands, which else would
@@ -236,12 +265,15 @@ pub(crate) fn scatter_pieces(card: Card, [n, vocabulary, d]: [usize; 3], tiles: 
     ScatterPieces { span: vocabulary.div_ceil(wanted).max(1), length, pieces: n.div_ceil(length).max(1) }
 }
 
-/// Most bytes of logits that exist at a time where the caller does not choose.
+/// Most bytes of logits that exist at a time on the CPU where the caller does not choose, and the part of a GPU's memory that they may take there.
+/// Logits that are one chunk are kept for the way back, which would multiply for them once more; and every chunk adds to the whole gradient of
+/// the table, of 50,280 rows of 768 309 MB read and written. So a GPU takes as large ones as do not matter to it.
 const LOGITS_BYTES: usize = 64 << 20;
+const LOGITS_PART: usize = 64;
 
 /// Rows of logits that exist at a time: as asked, or as many as fit, in whole tiles of a product where that is more than one.
-pub(crate) fn logits_rows(asked: usize, rows: usize, row_bytes: usize) -> usize {
-    let fit = LOGITS_BYTES / row_bytes;
+pub(crate) fn logits_rows(asked: usize, rows: usize, row_bytes: usize, card: Option<Card>) -> usize {
+    let fit = card.map_or(LOGITS_BYTES, |card| card.memory / LOGITS_PART) / row_bytes;
     let whole = if fit > 64 { fit / 64 * 64 } else { fit };
     (if asked == 0 { whole } else { asked }).clamp(1, rows.max(1))
 }
@@ -348,6 +380,31 @@ pub(crate) fn token_chunk(card: Card, threads: usize, tokens: usize) -> usize {
     tokens.div_ceil(wanted).max(SHORTEST_CHUNK).next_multiple_of(32)
 }
 
+/// Numbers of state a channel that `gated_scan.cu` is made for: those of all published Mambas.
+const GATED_STATE: usize = 16;
+/// Most weights a channel of `conv_silu`, whose inputs and their slopes a thread has in registers.
+const FUSED_WEIGHTS: usize = 4;
+
+/// Whether Mamba's scan and its gate are one kernel in which four threads walk over all tokens of a channel. `widths` are the columns of u, of what B
+/// and C lie in, and of what z lies in; `fours`: four elements of each can be read at a time. Tokens are not cut into chunks there, which would
+/// have each exponential computed twice, and one multiprocessor computes but 16 of them in a cycle: the layers of a diagonal, or the texts of a
+/// batch, are blocks enough.
+pub(crate) fn gated_scan(n: usize, widths: [usize; 3], sequences: usize, fours: bool) -> bool {
+    n == GATED_STATE && widths.iter().all(|columns| columns.is_multiple_of(4)) && sequences <= 65_535 && fours
+}
+
+/// Whether Mamba's convolution, its silu and what takes x' and z apart are one kernel: where nothing is hidden, so that a channel's inputs are
+/// neighbours.
+pub(crate) fn conv_silu(width: usize, weights: usize, hides: bool, fours: bool) -> bool {
+    width.is_multiple_of(4) && weights <= FUSED_WEIGHTS && !hides && fours
+}
+
+/// Whether RWKV's shift and what is mixed from it are one kernel: up to four mixes, sixteen bytes at a time, where nothing is hidden, so that the
+/// token before is the neighbour.
+pub(crate) fn token_mix(width: usize, mixes: usize, hides: bool, aligned: bool) -> bool {
+    width.is_multiple_of(8) && (1..=4).contains(&mixes) && !hides && aligned
+}
+
 /// Strips of channels of a task of the selective scan on the CPU: B's and C's gradients are summed over them in vectors, and their states and rates
 /// stay in the second-level cache.
 const SCAN_STRIPS: usize = 4;
@@ -376,8 +433,8 @@ mod tests {
     use super::*;
     use crate::ops::Heads;
 
-    const H200: Card = Card { multiprocessors: 132, shared: 227 << 10, wgmma: true };
-    const A100: Card = Card { multiprocessors: 108, shared: 163 << 10, wgmma: false };
+    const H200: Card = Card { multiprocessors: 132, memory: 139 << 30, shared: 227 << 10, wgmma: true };
+    const A100: Card = Card { multiprocessors: 108, memory: 79 << 30, shared: 163 << 10, wgmma: false };
 
     fn memory(n: usize, m: usize) -> MemorySizes {
         MemorySizes { n, m, dm: 64, d: 128, nu: 3 }
@@ -391,6 +448,21 @@ mod tests {
         assert!(write_read_in_one_walk(H200, memory(66, 4), 10) && !write_read_in_one_walk(H200, memory(65, 4), 10));
         assert!(!write_read_in_one_walk(H200, memory(66, 17), 10) && !write_read_in_one_walk(H200, memory(66, 4), 17));
         assert!(write_rounds(17) && !write_rounds(16));
+    }
+
+    #[test]
+    fn walks_are_compiled_for_shapes_of_whole_tiles() {
+        let shape = |dm: usize, d: usize| MemorySizes { n: 1, m: 4, dm, d, nu: 3 };
+        assert!(walk_knows_shape(shape(32, 128)) && walk_knows_shape(shape(64, 768)) && walk_knows_shape(shape(8, 32)));
+        assert!(!walk_knows_shape(shape(32, 48)) && !walk_knows_shape(shape(17, 64)));
+    }
+
+    #[test]
+    fn a_tile_of_tokens_is_one_launch() {
+        assert!(tokens_in_one_launch(16, [768, 64, 768]) && tokens_in_one_launch(1, [16, 4, 4]));
+        assert!(!tokens_in_one_launch(17, [768, 64, 768]));
+        assert!(!tokens_in_one_launch(16, [24, 64, 768]) && !tokens_in_one_launch(16, [768, 6, 768]));
+        assert!(!tokens_in_one_launch(16, [768, 64, 770]));
     }
 
     #[test]
@@ -429,6 +501,15 @@ mod tests {
     }
 
     #[test]
+    fn mambas_scan_is_one_kernel_where_states_are_of_sixteen() {
+        assert!(gated_scan(16, [1536, 80, 3072], 24, true));
+        assert!(!gated_scan(32, [256, 72, 512], 64, true) && !gated_scan(16, [1536, 81, 3072], 24, true));
+        assert!(!gated_scan(16, [1536, 80, 3072], 24, false) && !gated_scan(16, [1536, 80, 3072], 70_000, true));
+        assert!(conv_silu(1536, 4, false, true) && !conv_silu(1536, 4, true, true) && !conv_silu(1536, 5, false, true));
+        assert!(!conv_silu(1534, 4, false, true) && !conv_silu(1536, 4, false, false));
+    }
+
+    #[test]
     fn scans_are_cut_into_tasks_enough_for_many_threads() {
         // Rewrite's training, 4 layers of 64 texts; one text of mamba-130m.
         assert_eq!(scan_tasks(4, 64, 16), ScanTasks { strips: 4, texts: 16 });
@@ -450,11 +531,13 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_of_logits_is_at_most_64_mib_and_at_least_a_row() {
-        assert_eq!(logits_rows(0, 10_000, 50_257 * 2), 640);
-        assert_eq!(logits_rows(0, 100, 50_257 * 2), 100);
-        assert_eq!(logits_rows(0, 100, 100 << 20), 1);
-        assert_eq!(logits_rows(7, 100, 4), 7);
-        assert_eq!(logits_rows(7, 0, 4), 1);
+    fn a_chunk_of_logits_is_as_large_as_its_device_allows_and_at_least_a_row() {
+        assert_eq!(logits_rows(0, 10_000, 50_257 * 2, None), 640);
+        assert_eq!(logits_rows(0, 16_384, 50_280 * 2, Some(H200)), 16_384);
+        assert_eq!(logits_rows(0, 16_384, 50_280 * 2, Some(A100)), 13_120);
+        assert_eq!(logits_rows(0, 100, 50_257 * 2, None), 100);
+        assert_eq!(logits_rows(0, 100, 100 << 20, None), 1);
+        assert_eq!(logits_rows(7, 100, 4, Some(H200)), 7);
+        assert_eq!(logits_rows(7, 0, 4, None), 1);
     }
 }

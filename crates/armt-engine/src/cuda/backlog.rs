@@ -8,15 +8,14 @@
 //! That changes no result, since work on a stream is nothing but waiting in order: buffers that were given back and handed out again
 //! meanwhile are used as they would be on the stream. Memory that leaves the pool is the one thing that must not overtake.
 //!
-//! Three workloads have run so on a GPU, but not the golden cases: it is done where it is asked for, and without `ARMT_COMPILE_AHEAD` every launch
-//! waits for its own kernel.
+//! With `ARMT_COMPILE_AHEAD=off` every launch waits for its own kernel.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
 
-/// Set: launches may wait for kernels that are being compiled.
+/// Set to `off`: no launch waits behind one whose kernel is being compiled, all are issued as they come.
 pub(super) const AHEAD_VARIABLE: &str = "ARMT_COMPILE_AHEAD";
 
 /// Pieces of work that wait at most: those of some steps. More would be memory for nothing.

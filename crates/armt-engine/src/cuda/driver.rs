@@ -142,6 +142,8 @@ pub(crate) struct Context {
     pub(crate) capability: (i32, i32),
     /// Number of multiprocessors.
     pub(crate) multiprocessors: usize,
+    /// Bytes of its memory.
+    pub(crate) bytes: usize,
     /// Newest CUDA version that the driver runs, as `1000 * major + 10 * minor`.
     pub(crate) driver_version: i32,
 }
@@ -180,6 +182,8 @@ impl Context {
             let mut context = std::ptr::null_mut();
             driver.check("cuDevicePrimaryCtxRetain", (driver.cuDevicePrimaryCtxRetain)(&mut context, device))?;
             driver.check("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(context))?;
+            let (mut free, mut bytes) = (0, 0);
+            driver.check("cuMemGetInfo", (driver.cuMemGetInfo_v2)(&mut free, &mut bytes))?;
             let mut stream = std::ptr::null_mut();
             driver.check("cuStreamCreate", (driver.cuStreamCreate)(&mut stream, STREAM_NON_BLOCKING))?;
             Ok(Context {
@@ -189,11 +193,12 @@ impl Context {
                 context,
                 stream,
                 turns: Turns::default(),
-                backlog: Backlog::new(std::env::var_os(AHEAD_VARIABLE).is_none()),
+                backlog: Backlog::new(std::env::var_os(AHEAD_VARIABLE).is_some_and(|value| value == "off")),
                 capturing: AtomicBool::new(false),
                 name: CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned(),
                 capability,
                 multiprocessors,
+                bytes,
                 driver_version,
             })
         }

@@ -57,6 +57,8 @@ sources!(
     "elementwise",
     "embedding",
     "fingerprint",
+    "gated_scan",
+    "memory_tokens",
     "norm",
     "optim",
     "read_lanes",
@@ -66,6 +68,7 @@ sources!(
     "selftest",
     "slice",
     "softmax",
+    "token_mix",
     "wkv5",
 );
 
@@ -86,6 +89,8 @@ pub(super) fn variants() -> Vec<Variant> {
         ("elementwise", FLOATS),
         ("embedding", FLOATS),
         ("fingerprint", F32),
+        ("gated_scan", FLOATS),
+        ("memory_tokens", BF16),
         ("norm", FLOATS),
         ("optim", F32),
         ("reduce", FLOATS),
@@ -107,17 +112,43 @@ pub(super) fn variants() -> Vec<Variant> {
         [(2, 8), (4, 8), (16, 6), (1, 7)]
             .map(|(lanes, part)| ("selective_scan", FLOATS, vec![("C_LANES", lanes), ("C_PART", part)])),
     );
+    all.extend([2, 4].map(|mixes| ("token_mix", FLOATS, vec![("C_M", mixes)])));
     all.extend([64, 8].map(|n| ("wkv5", FLOATS, vec![("C_N", n)])));
     all.extend([1, 2, 4].map(|own| ("read_lanes", FLOATS, vec![("C_OWN", own)])));
     for (projected, columns, group) in [0, 1].into_iter().flat_map(|p| [(p, 32, 8), (p, 16, 8), (p, 32, 16), (p, 16, 16)]) {
-        let of = |held: usize| vec![("C_COLUMNS", columns), ("C_GROUP", group), ("C_HELD", held), ("C_PROJECTED", projected)];
-        all.extend([0, 3, 6].map(|held| ("assoc_walk", FLOATS, of(held))));
-        let with_queries = |(held, queries): (usize, usize)| [of(held), vec![("C_QUERIES", queries)]].concat();
+        // Any shape; then one of which all warps hold as many sums as they have room for, as far as there is one, and one of which they do not.
+        let of = |held: usize, dm: usize, tokens: usize| walk_constants([columns, group, held, projected], dm, tokens);
+        all.extend([0, 3, 6].map(|held| ("assoc_walk", FLOATS, of(held, 0, 0))));
+        let with_queries = |held: usize, queries: usize, dm: usize, tokens: usize| {
+            ("assoc_step", FLOATS, [of(held, dm, tokens), vec![("C_QUERIES", queries)]].concat())
+        };
         // What `StepCut` never takes is not compiled.
         let steps = [(3, 8), (3, 16), (6, 8), (6, 16)].into_iter().filter(|step| (projected, group, *step) != (1, 16, (6, 16)));
-        all.extend(steps.map(|step| ("assoc_step", FLOATS, with_queries(step))));
+        all.extend(steps.clone().map(|(held, queries)| with_queries(held, queries, 0, 0)));
+        let shapes = if columns == 32 { [(3, 32), (6, 64)] } else { [(3, 32), (3, 64)] };
+        for (held, dm) in shapes {
+            all.push(("assoc_walk", FLOATS, of(held, dm, group)));
+            let dtypes = if (held, group) == (6, 16) { BF16 } else { FLOATS };
+            let known =
+                steps.clone().filter(|step| *step == (held, 16)).map(|(held, queries)| with_queries(held, queries, dm, group));
+            all.extend(known.map(|(file, _, constants)| (file, dtypes, constants)));
+        }
+    }
+    // Tokens of half a group in turn.
+    for (columns, held, dm) in [(32, 3, 32), (32, 6, 64), (16, 3, 32), (16, 6, 128)] {
+        all.extend([8, 16].map(|queries| {
+            let constants = walk_constants([columns, 8, held, 2], dm, 4);
+            ("assoc_step", FLOATS, [constants, vec![("C_QUERIES", queries)]].concat())
+        }));
     }
     all
+}
+
+/// Those of a walk over A: of its tiles and warps and, unless dm is 0, of one shape.
+fn walk_constants([columns, group, held, projected]: [usize; 4], dm: usize, tokens: usize) -> Vec<(&'static str, usize)> {
+    let how = [("C_COLUMNS", columns), ("C_GROUP", group), ("C_HELD", held), ("C_PROJECTED", projected)];
+    let shape = [("C_DM", dm), ("C_NU", 3), ("C_D", 128), ("C_TOKENS", tokens), ("C_BUFFERS", 2)];
+    how.into_iter().chain(shape.map(|(name, value)| (name, if dm == 0 { 0 } else { value }))).collect()
 }
 
 /// The constants that a file is compiled with.

@@ -129,8 +129,8 @@ impl CudaDevice {
             (9 | 10, _) => 227,
             _ => 99,
         };
-        let Context { multiprocessors, capability, .. } = *self.context;
-        Card { multiprocessors, shared: kilobytes << 10, wgmma: capability == (9, 0) }
+        let Context { multiprocessors, bytes, capability, .. } = *self.context;
+        Card { multiprocessors, memory: bytes, shared: kilobytes << 10, wgmma: capability == (9, 0) }
     }
 
     /// Where the calling thread's buffers come from: the workspace that it works in, or else the device's pool.

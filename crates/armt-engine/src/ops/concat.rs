@@ -1,4 +1,6 @@
-//! Tensors joined along one axis. Going back, each part gets its range of the gradient.
+//! Tensors joined along one axis, or put in place of rows of another. Going back, each part gets its range of the gradient.
+
+use std::ops::Range;
 
 use super::slice::Stretches;
 use crate::cpu::slice::Stretch;
@@ -56,6 +58,45 @@ pub fn prepend(first: &Tensor, rest: Tensor) -> Result<Tensor> {
         }
     }
     concat(&[first, &rest], 0)
+}
+
+/// `whole` with rows `range` of its leading axis replaced by `part`. One pass over the gradient, where [`concat()`] of what lies before and behind
+/// would take apart and add up all of it. Refuses a part that does not fit there.
+pub fn replace_rows(whole: &Tensor, range: Range<usize>, part: &Tensor) -> Result<Tensor> {
+    const OP: &str = "replace_rows";
+    let shape = whole.shape();
+    if shape.rank() == 0 || range.start > range.end || range.end > shape[0] {
+        return Err(Error::shape(OP, "the whole", format!("[at least {}, ..]", range.end), shape));
+    }
+    part.expect_dtype(OP, "the part", whole.dtype())?;
+    part.expect_device_of(OP, "the part", whole)?;
+    part.expect_shape(OP, "the part", shape.with(0, range.len()))?;
+    let y = Tensor::uninit(shape, whole.dtype(), whole.device())?;
+    for rest in [0..range.start, range.end..shape[0]].into_iter().filter(|rest| !rest.is_empty()) {
+        y.view_rows(rest.clone()).copy_from(&whole.view_rows(rest))?;
+    }
+    y.view_rows(range.clone()).copy_from(&part.detach())?;
+    Ok(record(&[whole, part], y, || ReplaceRows { range }))
+}
+
+struct ReplaceRows {
+    range: Range<usize>,
+}
+
+impl Backward for ReplaceRows {
+    fn backward(self: Box<Self>, grads: &mut Grads<'_>) -> Result<()> {
+        let dy = grads.output_owned(0)?;
+        let own = dy.view_rows(self.range);
+        if !grads.wants(0) {
+            return grads.give(1, own);
+        }
+        if grads.wants(1) {
+            grads.give(1, super::copy_of(&own)?)?;
+        }
+        own.fill_zero()?;
+        drop(own);
+        grads.give(0, dy)
+    }
 }
 
 /// A part's rows to their place in the rows of the whole.

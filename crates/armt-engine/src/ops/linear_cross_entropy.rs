@@ -1,21 +1,23 @@
 //! Cross entropy of logits h W^T that never exist all at once.
 //!
 //! Rows go in chunks through one buffer `[chunk, V]`: the forward pass keeps one log-sum-exp a row, the backward pass makes each
-//! chunk's logits again, turns them into dlogits in place, and adds dh = dlogits W and dW = dlogits^T h.
+//! chunk's logits again, turns them into dlogits in place, and adds dh = dlogits W and dW = dlogits^T h. Logits of one chunk are not
+//! made again but kept.
 
 use super::cross_entropy::{check_targets, gradient, mean_loss, row_losses};
 use super::matmul::{add_sum, multiply};
-use super::{Sizes, to_f32};
+use super::{Sizes, cuda_of, to_f32};
+use crate::cuda::CudaDevice;
 use crate::error::{Error, Result};
 use crate::paths;
-use crate::tape::{Backward, Grads, Target, record};
+use crate::tape::{Backward, Grads, Target, is_recorded, record};
 use crate::tensor::{DType, Tensor};
 
 const OP: &str = "linear_cross_entropy";
 
 /// The mean cross entropy of the logits h W^T, as f32 `[1]`: h `[.., d]`, weight `[V, d]` (an embedding table, or a head stored as
 /// one), i32 targets `[..]` as in [`cross_entropy`](super::cross_entropy()). `chunk_rows` rows of logits exist at a time; 0 takes
-/// what fits into 64 MiB.
+/// what fits into 64 MiB on the CPU, and into a small part of a GPU's memory.
 pub fn linear_cross_entropy(h: &Tensor, weight: &Tensor, targets: &Tensor, chunk_rows: usize) -> Result<Tensor> {
     h.expect_float(OP, "h")?;
     weight.expect_dtype(OP, "the weight", h.dtype())?;
@@ -38,11 +40,14 @@ pub fn linear_cross_entropy(h: &Tensor, weight: &Tensor, targets: &Tensor, chunk
         h: h.view([rows, d]),
         weight: weight.detach(),
         targets: targets.view([rows]),
-        chunk: paths::logits_rows(chunk_rows, rows, classes * h.dtype().size()),
+        chunk: paths::logits_rows(chunk_rows, rows, classes * h.dtype().size(), cuda_of(h).map(CudaDevice::card)),
     };
-    chunked.each(|c| row_losses(&c.logits, &c.targets, Some(&c.of(&lse)), &c.of(&losses)))?;
+    let buffer = chunked.buffer()?;
+    chunked.each(&buffer, false, |c| row_losses(&c.logits, &c.targets, Some(&c.of(&lse)), &c.of(&losses)))?;
     let (loss, share) = mean_loss(&losses, targets)?;
-    Ok(record(&[h, weight], loss, || LinearCrossEntropy { chunked, lse, share, shape: h.shape() }))
+    // Those of one chunk are still there.
+    let logits = (chunked.chunk >= rows && is_recorded(&[h, weight])).then_some(buffer);
+    Ok(record(&[h, weight], loss, || LinearCrossEntropy { chunked, logits, lse, share, shape: h.shape() }))
 }
 
 /// The operands, and how many rows of logits exist at a time.
@@ -69,19 +74,23 @@ impl Chunk {
 }
 
 impl Chunked {
-    /// Makes every chunk's logits and calls `f` with them.
-    fn each(&self, mut f: impl FnMut(&Chunk) -> Result<()>) -> Result<()> {
+    /// Room for a chunk's logits.
+    fn buffer(&self) -> Result<Tensor> {
+        let rows = self.chunk.min(self.h.shape()[0]);
+        Tensor::uninit([rows, self.weight.shape()[0]], self.h.dtype(), self.h.device())
+    }
+
+    /// Makes every chunk's logits in `buffer`, unless they are there, and calls `f` with them.
+    fn each(&self, buffer: &Tensor, there: bool, mut f: impl FnMut(&Chunk) -> Result<()>) -> Result<()> {
         let (rows, d, classes) = (self.h.shape()[0], self.h.shape()[1], self.weight.shape()[0]);
-        if rows == 0 {
-            return Ok(());
-        }
-        let buffer = Tensor::uninit([self.chunk, classes], self.h.dtype(), self.h.device())?;
         for from in (0..rows).step_by(self.chunk) {
             let range = from..rows.min(from + self.chunk);
             let n = range.len();
             let (h, targets) = (self.h.view_rows(range.clone()), self.targets.view_rows(range));
             let logits = buffer.view_rows(0..n);
-            multiply(&h, false, &self.weight, true, Sizes { batch: 1, m: n, n: classes, k: d }, &logits, false)?;
+            if !there {
+                multiply(&h, false, &self.weight, true, Sizes { batch: 1, m: n, n: classes, k: d }, &logits, false)?;
+            }
             f(&Chunk { from, h, logits, targets })?;
         }
         Ok(())
@@ -90,6 +99,8 @@ impl Chunked {
 
 struct LinearCrossEntropy {
     chunked: Chunked,
+    /// Where they are one chunk.
+    logits: Option<Tensor>,
     lse: Tensor,
     share: Tensor,
     shape: crate::tensor::Shape,
@@ -103,7 +114,9 @@ impl Backward for LinearCrossEntropy {
         let dh = grads.wants(0).then(|| Tensor::uninit(h.shape(), h.dtype(), h.device())).transpose()?;
         let target = grads.target(1)?;
         let dw = target.as_ref().map(WeightSum::new).transpose()?;
-        self.chunked.each(|c| {
+        let there = self.logits.is_some();
+        let buffer = self.logits.map_or_else(|| self.chunked.buffer(), Ok)?;
+        self.chunked.each(&buffer, there, |c| {
             gradient(None, &c.targets, &c.of(&self.lse), &self.share, &dloss, &c.logits)?;
             let dlogits = &c.logits; // [n, V]
             let n = c.targets.elements();

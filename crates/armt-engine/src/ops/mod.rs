@@ -29,17 +29,21 @@ pub(crate) use binary::{accumulate, sum_of};
 pub use binary::{add, mul, scale, sub};
 pub use cast::cast;
 pub(crate) use cast::{cast_into, copy_of};
-pub use concat::{concat, prepend};
+pub use concat::{concat, prepend, replace_rows};
 pub use cross_entropy::{argmax, cross_entropy, token_losses};
 pub use embedding::embedding;
 pub use linear_cross_entropy::linear_cross_entropy;
 pub(crate) use matmul::Sizes;
 pub use matmul::{Activation, Linear, linear, matmul, matmul_nt, matmul_tn};
 pub use memory::{
-    AssocWrite, WriteRule, assoc_read, assoc_read_rows, assoc_write, assoc_write_in_place, assoc_write_read, assoc_write_rows, dpfp,
+    AssocWrite, TokenMaps, WriteRule, assoc_read, assoc_read_rows, assoc_tokens, assoc_write, assoc_write_in_place,
+    assoc_write_read, assoc_write_rows, dpfp,
 };
 pub use norm::{layer_norm, rms_norm};
-pub use recurrence::{CausalConv, SelectiveScan, Wkv5, causal_conv, selective_scan, wkv5};
+pub use recurrence::{
+    CausalConv, ConvSilu, Gate, GatedScan, SelectiveScan, TokenMix, Wkv5, causal_conv, conv_silu, gated_scan, selective_scan,
+    token_mix, wkv5,
+};
 pub use reduce::{mean, sum, sum_axis};
 pub use rotary::rotary;
 pub use slice::narrow;

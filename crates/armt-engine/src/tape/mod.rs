@@ -262,11 +262,17 @@ pub(crate) fn is_recorded(inputs: &[&Tensor]) -> bool {
 /// Ends an operation with several outputs: tracks them if any input is tracked.
 pub(crate) fn record_all<const N: usize, B: Backward + 'static>(
     inputs: &[&Tensor],
-    outputs: [Tensor; N],
+    mut outputs: [Tensor; N],
     backward: impl FnOnce() -> B,
 ) -> [Tensor; N] {
-    let Some(tape) = tape_of(inputs) else { return outputs };
-    let outputs = outputs.map(|t| tape.add_node(t, SlotKind::Interior));
+    record_each(inputs, &mut outputs, backward);
+    outputs
+}
+
+/// Ends an operation with as many outputs as there are: tracks them if any input is tracked.
+pub(crate) fn record_each<B: Backward + 'static>(inputs: &[&Tensor], outputs: &mut [Tensor], backward: impl FnOnce() -> B) {
+    let Some(tape) = tape_of(inputs) else { return };
+    outputs.iter_mut().for_each(|t| *t = tape.add_node(t.detach(), SlotKind::Interior));
     let ids = |t: &Tensor| t.node.as_ref().map(|n| n.id);
     let record = Record {
         op: Box::new(backward()),
@@ -274,7 +280,6 @@ pub(crate) fn record_all<const N: usize, B: Backward + 'static>(
         outputs: outputs.iter().filter_map(ids).collect(),
     };
     tape.lock().records.push(record);
-    outputs
 }
 
 /// Ends an operation with one output: tracks it if any input is tracked.

@@ -2,10 +2,10 @@
 //! K - 1 inputs of its convolution.
 //!
 //! ```text
-//! h = rms_norm(x);   [x'; z] = W_in h;   u = silu(conv(x'))                       E = expand d channels, K weights each
+//! h = rms_norm(x);   [x'; z] = W_in h;   u = silu(conv(x'))       conv_silu       E = expand d channels, K weights each
 //! [r; B; C] = W_x u;   Delta = softplus(W_dt r + b_dt);   A = -exp(A_log)
-//! S_t = exp(Delta_t A) o S_(t-1) + Delta_t u_t B_t;   y_t = S_t C_t + D u_t       selective_scan
-//! x <- x + W_out (y o silu(z))
+//! S_t = exp(Delta_t A) o S_(t-1) + Delta_t u_t B_t;   y_t = (S_t C_t + D u_t) o silu(z_t)       gated_scan
+//! x <- x + W_out y
 //! ```
 //!
 //! A text can be cut anywhere: state and convolution go on from one segment to the next, and so do their gradients. Padding changes neither.
@@ -15,7 +15,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use armt_engine::ops::{self, CausalConv, Linear, SelectiveScan};
+use armt_engine::ops::{self, ConvSilu, GatedScan, Linear};
 use armt_engine::{Param, Tape, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -224,34 +224,31 @@ impl Layers {
 
     /// Some layers on x `[n, B, T, d]` with their S and the tails of their convolutions. Gives x, S and tails after.
     fn run(&self, tape: &Tape, layers: &Range<usize>, [x, s, tail]: [&Tensor; 3], seen: Option<&Tensor>) -> Result<Vec<Tensor>> {
-        let MambaSizes { inner, state, rank, eps, .. } = self.shape;
+        let MambaSizes { rank, eps, .. } = self.shape;
         let rows = |param: &Param| tape.param_rows(param, layers.clone());
         let some = |param: &Option<Param>| param.as_ref().map(rows).transpose();
         let h = ops::rms_norm(x, &rows(&self.norm)?, eps)?;
         let bias = some(&self.input_bias)?;
         let with = Linear { bias: bias.as_ref(), ..Linear::default() };
         let both = tape.linear_rows(&h, &self.input, layers.clone(), with)?; // [n, B, T, 2 E]
-        let (inside, gate) = (ops::narrow(&both, 3, 0, inner)?, ops::narrow(&both, 3, inner, inner)?);
         let (weight, bias) = (rows(&self.conv)?, some(&self.conv_bias)?);
-        let (u, tail) = ops::causal_conv(CausalConv { x: &inside, weight: &weight, bias: bias.as_ref(), tail, seen })?;
-        let u = ops::silu(&u)?;
+        let (u, gate, tail) = ops::conv_silu(ConvSilu { x: &both, weight: &weight, bias: bias.as_ref(), tail, seen })?;
         let shared = ops::linear(&u, &rows(&self.project)?, Linear::default())?; // [n, B, T, R + 2 N]
         let r = ops::narrow(&shared, 3, 0, rank)?;
         let delta = ops::linear(&r, &rows(&self.step)?, Linear::default())?; // [n, B, T, E]
-        let (y, s) = ops::selective_scan(SelectiveScan {
+        let (y, s) = ops::gated_scan(GatedScan {
             u: &u,
             delta: &delta,
             bias: &rows(&self.step_bias)?,
             a_log: &rows(&self.a_log)?,
-            b: &ops::narrow(&shared, 3, rank, state)?,
-            c: &ops::narrow(&shared, 3, rank + state, state)?,
             d: &rows(&self.d)?,
+            shared: &shared,
+            gate: &gate,
             state: s,
             seen,
         })?;
-        let y = ops::mul(&y, &ops::silu(&gate)?)?;
         let bias = some(&self.output_bias)?;
-        let out = Linear { bias: bias.as_ref(), residual: Some(x), ..Linear::default() };
+        let out = Linear { bias: bias.as_ref(), residual: Some(x), room: true, ..Linear::default() };
         Ok(vec![tape.linear_rows(&y, &self.output, layers.clone(), out)?, s, tail])
     }
 }

@@ -17,7 +17,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use armt_engine::ops::{self, CausalConv, Linear, Wkv5};
+use armt_engine::ops::{self, Linear, TokenMix, Wkv5};
 use armt_engine::{Param, Tape, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -235,10 +235,18 @@ impl Layers {
         all
     }
 
-    /// h_(t-1) of h `[n, B, T, C]`, and the last of h, from the last before.
-    fn shifted(&self, h: &Tensor, last: &Tensor, seen: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
-        let weight = ops::rows(&self.shift, 0..h.dims()[0])?;
-        Ok(ops::causal_conv(CausalConv { x: h, weight: &weight, bias: None, tail: last, seen })?)
+    /// What is mixed of h `[n, B, T, C]` and the token before by each mu, and the last of h, from the last before.
+    fn mixed<const M: usize>(
+        &self,
+        h: &Tensor,
+        last: &Tensor,
+        mu: [Tensor; M],
+        seen: Option<&Tensor>,
+    ) -> Result<([Tensor; M], Tensor)> {
+        let shift = ops::rows(&self.shift, 0..h.dims()[0])?;
+        let (mixed, last) = ops::token_mix(TokenMix { x: h, last, shares: &mu.each_ref(), shift: &shift, seen })?;
+        let count = mixed.len();
+        Ok((mixed.try_into().map_err(|_| Error::input(format!("{M} mixes"), count))?, last))
     }
 
     /// Each head's values normed, with a gain and a bias for each channel.
@@ -262,32 +270,29 @@ impl Layers {
             |x: &Tensor, norm: &Norm| Ok::<_, Error>(ops::layer_norm(x, &rows(&norm.gain)?, &rows(&norm.bias)?, self.shape.eps)?);
         let linear = |x: &Tensor, w: &Param| Ok::<_, Error>(tape.linear_rows(x, w, layers.clone(), Linear::default())?);
         let h = norm(x, &self.norms[0])?;
-        let (before, last1) = self.shifted(&h, last1, seen)?;
-        let change = ops::sub(&h, &before)?;
-        let mixed = |mu: &Param| Ok::<_, Error>(ops::add(&before, &ops::mul(&change, &each_row(&rows(mu)?)?)?)?);
-        let [mix_k, mix_v, mix_r, mix_g] = &self.mix;
+        let [mu_k, mu_v, mu_r, mu_g] = &self.mix;
+        let mu = [rows(mu_k)?, rows(mu_v)?, rows(mu_r)?, rows(mu_g)?];
+        let ([for_k, for_v, for_r, for_g], last1) = self.mixed(&h, last1, mu, seen)?;
         let [w_r, w_k, w_v, w_g] = &self.project;
         let (y, s) = ops::wkv5(Wkv5 {
-            r: &linear(&mixed(mix_r)?, w_r)?,
-            k: &linear(&mixed(mix_k)?, w_k)?,
-            v: &linear(&mixed(mix_v)?, w_v)?,
+            r: &linear(&for_r, w_r)?,
+            k: &linear(&for_k, w_k)?,
+            v: &linear(&for_v, w_v)?,
             decay: &rows(&self.decay)?,
             bonus: &rows(&self.bonus)?,
             state: s,
             seen,
         })?;
-        let gate = ops::silu(&linear(&mixed(mix_g)?, w_g)?)?;
+        let gate = ops::silu(&linear(&for_g, w_g)?)?;
         let y = ops::mul(&self.head_norm(&y, &rows(&self.heads.gain)?, &rows(&self.heads.bias)?)?, &gate)?;
         let x = tape.linear_rows(&y, &self.output, layers.clone(), Linear { residual: Some(x), ..Linear::default() })?;
         let h = norm(&x, &self.norms[1])?;
-        let (before, last2) = self.shifted(&h, last2, seen)?;
-        let change = ops::sub(&h, &before)?;
-        let mixed = |mu: &Param| Ok::<_, Error>(ops::add(&before, &ops::mul(&change, &each_row(&rows(mu)?)?)?)?);
-        let [mix_k, mix_r] = &self.second_mix;
+        let [mu_k, mu_r] = &self.second_mix;
+        let ([for_k, for_r], last2) = self.mixed(&h, last2, [rows(mu_k)?, rows(mu_r)?], seen)?;
         let [w_k, w_r, w_v] = &self.second;
-        let k = ops::relu(&linear(&mixed(mix_k)?, w_k)?)?;
+        let k = ops::relu(&linear(&for_k, w_k)?)?;
         let out = linear(&ops::mul(&k, &k)?, w_v)?;
-        let x = ops::add(&x, &ops::mul(&ops::sigmoid(&linear(&mixed(mix_r)?, w_r)?)?, &out)?)?;
+        let x = ops::add(&x, &ops::mul(&ops::sigmoid(&linear(&for_r, w_r)?)?, &out)?)?;
         Ok(vec![x, s, last1, last2])
     }
 }

@@ -29,7 +29,8 @@ impl LayerState {
     /// Replaces rows of the stacked tensors by those of `parts`.
     pub fn replace(&mut self, rows: &Range<usize>, parts: Vec<Tensor>) -> Result<()> {
         for (whole, part) in self.tensors.iter_mut().zip(parts) {
-            *whole = replaced(whole, rows.clone(), &part)?;
+            let all = rows.len() == whole.dims()[0];
+            *whole = if all { part } else { ops::replace_rows(whole, rows.clone(), &part)? };
         }
         Ok(())
     }
@@ -56,12 +57,4 @@ impl LayerState {
         let tensors = (0..first.tensors.len()).map(gather).collect::<armt_engine::Result<Vec<_>>>()?;
         Ok(LayerState { layers, tensors, fresh: parts.into_iter().flat_map(|p| p.fresh).collect(), waiting: None })
     }
-}
-
-/// `whole` with rows `rows` of its leading axis replaced.
-fn replaced(whole: &Tensor, rows: Range<usize>, part: &Tensor) -> Result<Tensor> {
-    let n = whole.dims()[0];
-    let (before, after) = (ops::rows(whole, 0..rows.start)?, ops::rows(whole, rows.end..n)?);
-    let parts: Vec<&Tensor> = [&before, part, &after].into_iter().filter(|t| t.dims()[0] > 0).collect();
-    Ok(ops::concat(&parts, 0)?)
 }

@@ -69,18 +69,26 @@ __device__ __forceinline__ float recalled(const Tokens<GROUP>& t, const Held& s,
     return sum;
 }
 
+// An element of x [token][column], or of one half of a group: nothing in the slots of the other.
+template <int GROUP> __device__ __forceinline__ float row_element(const float* x, int slot, int column, Half half) {
+    if (!PACKED || half == ALL) return x[at_row(slot, column)];
+    float value = x[at_row(slot % SLOTS<GROUP>, column)];
+    return slot < SLOTS<GROUP> == (half == OF_PHI) ? value : 0.f;
+}
+
 // The right operand of `update`, a group's x [token][column] in a side's columns. Column n of half h is column 4 (n / 2) + 2h + n % 2 of 16.
 template <int GROUP> struct Updater {
     static constexpr int EIGHTS = GROUP / 8;
     Operand<2> b[EIGHTS][2];
-    __device__ __forceinline__ Updater(const float* x, const Own& own) {
+    __device__ __forceinline__ Updater(const float* x, const Own& own, Half half) {
         int g = own.lane / 4, l = own.lane % 4;
 #pragma unroll
         for (int e = 0; e < EIGHTS; e++)
 #pragma unroll
             for (int h = 0; h < 2; h++)
 #pragma unroll
-                for (int i = 0; i < 2; i++) b[e][h].set(i, x[at_row(e * 8 + 2 * l + i, own.side * 16 + g / 2 * 4 + 2 * h + g % 2)]);
+                for (int i = 0; i < 2; i++)
+                    b[e][h].set(i, row_element<GROUP>(x, e * 8 + 2 * l + i, own.side * 16 + g / 2 * 4 + 2 * h + g % 2, half));
     }
     // Adds phi x in 16 keys from `first` on to a lane's elements of them: rows g and g + 8.
     __device__ __forceinline__ void add(float4 (&v)[2], const float* phi, int first, const Own& own) const {
@@ -124,11 +132,11 @@ template <class U>
 __device__ __forceinline__ void save_own(const float4 (&v)[2], U* matrix, int dk, int d, const Place& place, int first, const Own& own) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        if (first + own.lane / 4 + 8 * i >= dk) continue;
+        if (!WHOLE && first + own.lane / 4 + 8 * i >= dk) continue;
         U* out = matrix + place.offset + 8 * i * d;
         Vec<U, 4> four = {from_f32<U>(v[i].x), from_f32<U>(v[i].y), from_f32<U>(v[i].z), from_f32<U>(v[i].w)};
         if (d % 4 == 0) {
-            if (place.left > 0) *(Vec<U, 4>*)out = four;
+            if (WHOLE || place.left > 0) *(Vec<U, 4>*)out = four;
         } else {
 #pragma unroll
             for (int e = 0; e < 4; e++)
@@ -137,16 +145,17 @@ __device__ __forceinline__ void save_own(const float4 (&v)[2], U* matrix, int dk
     }
 }
 
-// tile += sum_i phi_i (x) x_i for all tokens, from features phi and x [token][column]; from zero, if `blank`. The result goes to columns
+// tile += sum_i phi_i (x) x_i for all tokens, from features phi or psi and x [token][column]; from zero, if `blank`. The result goes to columns
 // [from, ..) of the [dk, d] matrix `to` and, rounded, of `rounded` if given; with `stay` it also takes the tile's place.
 template <int GROUP>
-__device__ __forceinline__ void update(const Tokens<GROUP>& t, const float* phi, float* tile, const float* x, bool blank, bool stay, float* to,
-                                       int d, int from, T* rounded = nullptr) {
+__device__ __forceinline__ void update(const Tokens<GROUP>& t, const Held& s, Half half, float* tile, const float* x, bool blank, bool stay,
+                                       float* to, int d, int from, T* rounded = nullptr) {
     Own own;
+    const float* phi = s.features(half);
     int keys = t.keys(), last = t.groups() - 1;
 #pragma unroll 1
     for (int group = 0; group <= last; group++) {
-        Updater<GROUP> x_group(x + group * GROUP * COLUMNS, own);
+        Updater<GROUP> x_group(x + group * GROUP * COLUMNS, own, half);
         Place place(d, from, own.walker * 16, own);
 #pragma unroll 1
         for (int first = own.walker * 16; first < keys; first += WALKERS * 16, place.offset += WALKERS * 16 * d) {
@@ -167,10 +176,13 @@ __device__ __forceinline__ void update(const Tokens<GROUP>& t, const float* phi,
 template <int GROUP> struct Projector {
     static constexpr int EIGHTS = GROUP / 8;
     Operand<2> b[EIGHTS][2];
-    __device__ __forceinline__ Projector(const float* x, const Own& own) {
+    __device__ __forceinline__ Projector(const float* x, const Own& own, Half half) {
 #pragma unroll
         for (int e = 0; e < EIGHTS; e++) {
-            float4 v = *(const float4*)(x + at_row(e * 8 + own.lane / 4, own.side * 16 + own.lane % 4 * 4));
+            int slot = e * 8 + own.lane / 4, column = own.side * 16 + own.lane % 4 * 4;
+            bool halved = PACKED && half != ALL, other = halved && slot < SLOTS<GROUP> != (half == OF_PHI);
+            float4 v = *(const float4*)(x + at_row(halved ? slot % SLOTS<GROUP> : slot, column));
+            if (other) v = make_float4(0.f, 0.f, 0.f, 0.f);
             b[e][0].set(0, v.x), b[e][0].set(1, v.y), b[e][1].set(0, v.z), b[e][1].set(1, v.w);
         }
     }
@@ -182,11 +194,13 @@ template <int GROUP> struct Projector {
         a[1].set(0, low.z), a[1].set(1, high.z), a[1].set(2, low.w), a[1].set(3, high.w);
 #pragma unroll
         for (int e = 0; e < EIGHTS; e++) {
+            // Tensor cores cut off what they add, which tokens in f32 would feel.
             float part[4] = {};
 #pragma unroll
-            for (int h = 0; h < 2; h++) multiply(part, a[h], b[e][h]);
+            for (int h = 0; h < 2; h++) multiply(TWO_PARTS ? part : sum[e], a[h], b[e][h]);
+            if (TWO_PARTS)
 #pragma unroll
-            for (int i = 0; i < 4; i++) sum[e][i] += part[i];
+                for (int i = 0; i < 4; i++) sum[e][i] += part[i];
         }
     }
 };
@@ -206,12 +220,12 @@ template <int GROUP> struct Projections {
     }
     static __device__ __forceinline__ int key(int i, const Own& own) { return (own.walker + i * WALKERS) * 16; }
     // Adds tile x^T.
-    __device__ __forceinline__ void add(const float* tile, const float* x, int keys) {
+    __device__ __forceinline__ void add(const float* tile, const float* x, int keys, Half half) {
         Own own;
-        Projector<GROUP> p(x, own);
+        Projector<GROUP> p(x, own, half);
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
-            if (key(i, own) < keys) {
+            if (has_key(key(i, own), keys)) {
                 float4 v[2];
                 load_own(v, tile, key(i, own), own);
                 p.add(sum[i], v);

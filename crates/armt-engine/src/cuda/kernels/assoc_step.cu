@@ -1,5 +1,5 @@
 // A write of at most C_GROUP tokens and the read of at most C_QUERIES queries that follows it, in one walk over A, and the way back of both
-// in one walk over A' and its gradient. A block has one memory. The pieces are in assoc_tile.cuh, the formulas in ops/assoc_write_read.rs.
+// in one walk over A' and its gradient. A block has one memory. The pieces are in assoc_tile.cuh, the formulas in ops/memory/write_read.rs.
 //
 // What passes between the two goes through S_iq = phi_i . phi_q, of written token i and query q, which is made once for all tiles:
 //   forward   A'^T phi_q = A^T phi_q + sum_i S_iq x_i: tokens and queries ask the same tile, and no one waits for A',
@@ -9,8 +9,10 @@ constexpr int WRITTEN = C_GROUP, ASKED = C_QUERIES;
 // Blocks on a multiprocessor of the way there, and of the way back.
 constexpr bool FULL = PROJECTED && COLUMNS == 16 && ASKED == 16; // a third block would lack a few registers
 constexpr int LIGHT = WRITTEN == 8 && !TWO_PARTS && !FULL ? 3 : 2;
-constexpr int SUMS = HELD * ((PROJECTED ? 2 : 1) * WRITTEN + ASKED) / 8, MOST_SUMS = PROJECTED && !TWO_PARTS ? 12 : 9;
-constexpr int HEAVY = SUMS > MOST_SUMS || (TWO_PARTS && WRITTEN == 16) ? 1 : 2;
+constexpr int SUMS = HELD * ((PROJECTED && !PACKED ? 2 : 1) * WRITTEN + ASKED) / 8, MOST_SUMS = PROJECTED && !TWO_PARTS ? 12 : 9;
+// Where a second block would lack a few registers.
+constexpr bool TIGHT = (WRITTEN == 16 && SUMS >= 9) || (WHOLE && COLUMNS == 16 && (TWO_PARTS || HELD == 6)) || (WHOLE && TWO_PARTS && !HOPPER);
+constexpr int HEAVY = SUMS > MOST_SUMS || (TWO_PARTS && WRITTEN == 16) || TIGHT ? 1 : 2;
 
 // What a block has in shared memory: `tiles` tiles, features of the tokens and of the queries, S [token][query], `rows` floats for sums and
 // what is made of them, and numbers of each token and query.
@@ -20,8 +22,8 @@ struct Step {
     __device__ __forceinline__ Step(const Tokens<WRITTEN>& t, int count, int floats) {
         tiles = (float*)shared_floats;
         written.phi = tiles + count * t.keys() * COLUMNS;
-        written.psi = PROJECTED ? written.phi + WRITTEN * t.keys() : written.phi;
-        asked.phi = written.psi + WRITTEN * t.keys();
+        written.psi = Held::behind<WRITTEN>(written.phi, t.keys());
+        asked.phi = (PACKED ? written.phi : written.psi) + WRITTEN * t.keys();
         s = asked.phi + ASKED * t.keys();
         rows = s + WRITTEN * ASKED;
         // r of a token of every warp, and every warp's part of S and of `near`, before the first tile.
@@ -38,10 +40,11 @@ __device__ __forceinline__ void load_both(const Tokens<WRITTEN>& t, const Tokens
     int warp = threadIdx.x / 32;
     float* r = s.rows + warp * t.width();
     Normaliser z(t.z, t.dk(), t.width());
-#pragma unroll 1
-    for (int slot = warp; slot < WRITTEN; slot += WARPS) load_token(t, s.written, z, slot, r), __syncwarp();
-#pragma unroll 1
-    for (int slot = warp; slot < ASKED; slot += WARPS) load_token(q, s.asked, z, slot, r), __syncwarp();
+    RawToken<WRITTEN> token;
+    RawToken<ASKED> query;
+    token.load(t, warp), query.load(q, warp);
+    load_tokens(t, s.written, z, token, SLOTS<WRITTEN>, r);
+    load_tokens(q, s.asked, z, query, ASKED, r);
     __syncthreads();
     // Queries are the product's rows, tokens its columns.
     constexpr int COUNT = WRITTEN * ASKED;
@@ -78,6 +81,7 @@ __device__ __forceinline__ void load_both(const Tokens<WRITTEN>& t, const Tokens
 KERNEL(write_read, __launch_bounds__(THREADS, LIGHT))
 (const T* k, const T* v, const T* beta, float* a, const float* z, const int* empty, float* z_new, float* kept, const T* queries,
     const T* residual, T* y, int m, int count, int dm, int nu, int d, int buffers, bool correction) {
+    settle(m, dm, nu, d, buffers);
     i64 n = blockIdx.x;
     bool blank = empty && empty[n];
     Tokens<WRITTEN> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, correction && (PROJECTED || !blank), PROJECTED, blank};
@@ -99,6 +103,7 @@ KERNEL(write_read, __launch_bounds__(THREADS, LIGHT))
     fill_up(t, s.tiles, buffers);
     load_both(t, q, s);
     add_features(t, s.written, s.written.gamma, t.z, z_new + n * t.dk());
+#pragma unroll 1
     for (int i = 0; i < tiles.count; i++) {
         float* held = s.tiles + i % buffers * size;
         int from = tiles.column(i);
@@ -127,22 +132,22 @@ KERNEL(write_read, __launch_bounds__(THREADS, LIGHT))
             float w = 0;
 #pragma unroll
             for (int walker = 0; walker < WALKERS; walker++) w += s.rows[walker * m * COLUMNS + place];
-            float added = s.written.b[token] * (values.value[e] - w / s.written.den[token]);
+            float added = s.written.b[token] * (values[e] - __fdividef(w, s.written.den[token]));
             s.rows[place] = added;
-            if (kept && col < d) kept[(i64)token * d + col] = added;
+            if (kept && has_column(col, d)) kept[(i64)token * d + col] = added;
         });
         if (more) values.load(v, m, d, tiles.column(i + 1));
         __syncthreads();
         // Behind the last token's x there are sums, which zero features make nothing of.
-        update(t, s.written.psi, held, s.rows, false, false, a, d, from);
+        update(t, s.written, OF_PSI, held, s.rows, false, false, a, d, from);
         each_own<ASKED>([&](int e, int query, int column) {
             int col = from + column;
-            if (query >= count || col >= d) return;
+            if (query >= count || !has_column(col, d)) return;
             float sum = 0;
 #pragma unroll
             for (int walker = 0; walker < WALKERS; walker++) sum += asked_rows[walker * count * COLUMNS + at_row(query, column)];
             for (int token = 0; token < m; token++) sum += s.s[token * ASKED + query] * s.rows[at_row(token, column)];
-            y[(i64)query * d + col] = from_f32<T>(sum * s.asked.b[query] + old.value[e]);
+            y[(i64)query * d + col] = from_f32<T>(sum * s.asked.b[query] + old[e]);
         });
         if (residual && more) old.load(residual, count, d, tiles.column(i + 1));
     }
@@ -150,32 +155,36 @@ KERNEL(write_read, __launch_bounds__(THREADS, LIGHT))
 
 // The way back of both: block n. a is A' and becomes A, taking `kept` back, or zero where it was empty; h turns from dz' to dz and, if `change`,
 // grad from dA' to dA; with dk, dv and dbeta of the tokens and dq of the queries. Tiles of A' and of its gradient take turns in two pieces
-// of shared memory, or with `early` in three, so that the next tile of A' is on its way.
+// of shared memory, or with two `buffers` in three, so that the next tile of A' is on its way.
 KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
 (const T* k, const T* v, const T* beta, float* a, const float* z, const float* z_new, const int* empty, const float* kept,
     const T* queries, const T* dy, float* grad, float* h, bool change, T* dk_out, T* dv, T* dbeta, T* dq, int m, int count,
-    int dm, int nu, int d, bool early, bool correction) {
+    int dm, int nu, int d, int buffers, bool correction) {
+    settle(m, dm, nu, d, buffers);
     i64 n = blockIdx.x;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     bool blank = empty && empty[n];
     Tokens<WRITTEN> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, correction && (PROJECTED || !blank), PROJECTED, blank};
     Tokens<ASKED> q = {queries + n * count * dm, nullptr, t.z, count, dm, nu, false};
-    int pieces = early ? 3 : 2, dk = t.dk(), size = t.keys() * COLUMNS;
+    bool early = buffers == 2; // the next tile of A' has a piece of its own
+    int pieces = buffers + 1, dk = t.dk(), size = t.keys() * COLUMNS;
     Step s(t, pieces, (WRITTEN * WALKERS + ASKED) * COLUMNS);
     Tiles tiles(d, 0, 1, 1);
     // x and dw of each token take the place of the first split's sums; y = dy / den of each query is behind them.
     float *x = s.rows, *dw = s.rows + WALKERS / 2 * WRITTEN * COLUMNS, *ys = s.rows + WALKERS * WRITTEN * COLUMNS;
     a += n * dk * d, grad += n * dk * d, v += n * m * d, dv += n * m * d, kept += n * m * d, dy += n * count * d;
-    // Piece j is A' of tile j / 2, or dA'.
-    auto piece = [&](int j) { return s.tiles + j % pieces * size; };
-    auto fetch = [&](int j) {
-        if (j / 2 < tiles.count) fetch_tile(piece(j), j % 2 ? grad : a, dk, d, tiles.column(j / 2));
+    // Pieces take A' and dA' of a tile and then of the next one, around and around.
+    auto behind = [&](int piece, int steps) { return piece + steps < pieces ? piece + steps : piece + steps - pieces; };
+    auto piece_of = [&](int piece) { return s.tiles + piece * size; };
+    auto fetch = [&](int piece, const float* matrix, int i) {
+        if (i < tiles.count) fetch_tile(piece_of(piece), matrix, dk, d, tiles.column(i));
         commit();
     };
-    fetch(0);
-    fetch(1);
-    if (early) fetch(2);
-    Ahead<WRITTEN> values, taken;
+    fetch(0, a, 0);
+    fetch(1, grad, 0);
+    if (early) fetch(2, a, 1);
+    Ahead<WRITTEN> values;
+    Ahead<WRITTEN, float> taken;
     Ahead<ASKED> asked;
     values.load(v, m, d, 0);
     taken.load(kept, m, d, 0);
@@ -184,19 +193,37 @@ KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
     load_both(t, q, s);
     Projections<ASKED> dqn;
     Projections<WRITTEN> dphi, dpsi;
-    for (int i = 0; i < tiles.count; i++) {
-        float *held = piece(2 * i), *grad_held = piece(2 * i + 1);
+    // A thread's share of db and dden: its elements are of the same tokens in every tile, so that lanes add up once, where there are
+    // registers for it.
+    constexpr int OWN = own_of(WRITTEN);
+    constexpr bool ONCE = !TWO_PARTS && HELD == 3 && (WHOLE || (ASKED == 16 && COLUMNS == 32 && !PROJECTED));
+    float db[OWN] = {}, dden[OWN] = {};
+    auto add_up = [&](int token, int column, float to_b, float to_den) {
+#pragma unroll
+        for (int mask = COLUMNS / 2; mask; mask >>= 1) {
+            to_b += __shfl_xor_sync(~0u, to_b, mask);
+            to_den += __shfl_xor_sync(~0u, to_den, mask);
+        }
+        if (column == 0) s.written.db[token] += to_b, s.written.dden[token] += to_den;
+    };
+    int piece = 0; // that of A'
+#pragma unroll 1
+    for (int i = 0; i < tiles.count; i++, piece = behind(piece, 2)) {
+        float *held = piece_of(piece), *grad_held = piece_of(behind(piece, 1));
         int from = tiles.column(i);
         bool more = i + 1 < tiles.count;
         if (i > 0) {
             __syncthreads(); // the last tile's pieces are free
-            if (!early) fetch(2 * i);
-            fetch(2 * i + 1);
-            if (early) fetch(2 * i + 2);
+            if (early) {
+                fetch(behind(piece, 2), a, i + 1);
+            } else {
+                fetch(piece, a, i);
+                fetch(behind(piece, 1), grad, i);
+            }
         }
         // y serves features as qn does, and dqn is divided by den.
-        each_own<ASKED>([&](int e, int query, int column) { ys[at_row(query, column)] = asked.value[e] * s.asked.b[query]; });
-        each_own<WRITTEN>([&](int e, int token, int column) { x[at_row(token, column)] = blank ? 0.f : -taken.value[e]; });
+        each_own<ASKED>([&](int e, int query, int column) { ys[at_row(query, column)] = asked[e] * s.asked.b[query]; });
+        each_own<WRITTEN>([&](int e, int token, int column) { x[at_row(token, column)] = blank ? 0.f : -taken[e]; });
         if (more) {
             asked.load(dy, count, d, tiles.column(i + 1));
             taken.load(kept, m, d, tiles.column(i + 1));
@@ -207,18 +234,18 @@ KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
         // The tile is A': what the queries make of it, and back to A, here and where it lies.
         {
             Own own;
-            Projector<ASKED> by_y(ys, own);
-            Updater<WRITTEN> back(x, own);
+            Projector<ASKED> by_y(ys, own, ALL);
+            Updater<WRITTEN> back(x, own, OF_PSI);
 #pragma unroll
             for (int j = 0; j < HELD; j++) {
                 int first = dqn.key(j, own);
-                if (first >= t.keys()) continue;
+                if (!has_key(first, t.keys())) continue;
                 __syncwarp(); // stores may have parted the lanes
                 float4 tile[2];
                 load_own(tile, held, first, own);
                 by_y.add(dqn.sum[j], tile);
                 if (blank) tile[0] = tile[1] = make_float4(0.f, 0.f, 0.f, 0.f);
-                back.add(tile, s.written.psi, first, own);
+                back.add(tile, s.written.features(OF_PSI), first, own);
                 store_own(tile, held, first, own);
                 save_own(tile, a, dk, d, Place(d, from, first, own), first, own);
             }
@@ -229,45 +256,50 @@ KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
         recall<2>(t, s.written, held, (int)(grad_held - held));
         __syncthreads();
         each_own<WRITTEN>([&](int own, int token, int column) {
+            if (token >= SLOTS<WRITTEN>) return;
             int col = from + column, place = at_row(token, column);
-            float b = s.written.b[token], scale = 1.f / s.written.den[token];
+            float b = s.written.b[token], scale = __fdividef(1.f, s.written.den[token]);
             float w = recalled<2>(t, s.written, 0, place), e = recalled<2>(t, s.written, 1, place);
+            const float* turned[COLUMNS / 8]; // where a column is in rows whose swizzle is the same
+#pragma unroll
+            for (int turn = 0; turn < COLUMNS / 8; turn++) turned[turn] = ys + at_row(2 * turn, column) - 2 * turn * COLUMNS;
+            auto y = [&](int query) { return turned[query / 2 % (COLUMNS / 8)][query * COLUMNS]; };
 #pragma unroll
             for (int query = 0; query < ASKED; query += 4) {
                 float4 near = *(const float4*)(s.s + token * ASKED + query);
-                e += near.x * ys[at_row(query, column)] + near.y * ys[at_row(query + 1, column)];
-                e += near.z * ys[at_row(query + 2, column)] + near.w * ys[at_row(query + 3, column)];
+                e += near.x * y(query) + near.y * y(query + 1);
+                e += near.z * y(query + 2) + near.w * y(query + 3);
             }
-            float u = values.value[own] - w * scale;
+            float u = values[own] - w * scale;
             x[place] = b * u;
             dw[place] = -b * scale * e;
-            if (token < m && col < d) dv[(i64)token * d + col] = from_f32<T>(b * e);
-            float db = e * u, dden = b * e * w * scale * scale;
-#pragma unroll
-            for (int mask = COLUMNS / 2; mask; mask >>= 1) {
-                db += __shfl_xor_sync(~0u, db, mask);
-                dden += __shfl_xor_sync(~0u, dden, mask);
-            }
-            if (column == 0) s.written.db[token] += db, s.written.dden[token] += dden;
+            if (token < m && has_column(col, d)) dv[(i64)token * d + col] = from_f32<T>(b * e);
+            float to_b = e * u, to_den = b * e * w * scale * scale;
+            if (ONCE) db[own] += to_b, dden[own] += to_den;
+            else add_up(token, column, to_b, to_den);
         });
         if (more) values.load(v, m, d, tiles.column(i + 1));
         __syncthreads();
         // dphi += A dw + G x, where G x is dpsi in the projected write, and G becomes dA.
-        dphi.add(held, dw, t.keys());
+        dphi.add(held, dw, t.keys(), OF_PHI);
+        if (early && more) {
+            __syncthreads(); // A's piece is free: the next tile's gradient need not wait for this one's
+            fetch(piece, grad, i + 1);
+        }
         {
             Own own;
-            Projector<WRITTEN> by_x(x, own);
-            Updater<ASKED> read(ys, own);
-            Updater<WRITTEN> wrote(dw, own);
+            Projector<WRITTEN> by_x(x, own, OF_PSI);
+            Updater<ASKED> read(ys, own, ALL);
+            Updater<WRITTEN> wrote(dw, own, OF_PHI);
 #pragma unroll
             for (int j = 0; j < HELD; j++) {
                 int first = dphi.key(j, own);
-                if (first >= t.keys()) continue;
+                if (!has_key(first, t.keys())) continue;
                 __syncwarp(); // stores may have parted the lanes
                 float4 tile[2];
                 load_own(tile, grad_held, first, own);
                 read.add(tile, s.asked.phi, first, own);
-                if constexpr (PROJECTED) by_x.add(dpsi.sum[j], tile);
+                if constexpr (PROJECTED && !PACKED) by_x.add(dpsi.sum[j], tile);
                 else by_x.add(dphi.sum[j], tile);
                 if (change) {
                     wrote.add(tile, s.written.phi, first, own);
@@ -276,27 +308,47 @@ KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
             }
         }
     }
+    if (ONCE) each_own<WRITTEN>([&](int own, int token, int column) { add_up(token, column, db[own], dden[own]); });
     // What follows takes its pointers anew: they would be in the way above.
     h += n * dk, z += n * dk, z_new += n * dk;
-    // The sides' sums are added in order where the tiles were: [query][dk], then [token][dk].
+    // The sides' sums are added in order where the tiles were: [query][dk], then [token][dk]. Behind the first piece there is room for dz', z and z', which
+    // are on their way meanwhile.
     float *asked_sums = s.tiles, *written_sums = s.tiles + count * dk;
+    float *dz = s.tiles + size, *old_z = dz + dk, *now_z = old_z + dk;
+    static_assert(COLUMNS == 16 || WRITTEN + ASKED <= COLUMNS, "sums fill the first piece");
+    __syncthreads();
+    if (COLUMNS == 32) {
+        for (int f = threadIdx.x; f < dk; f += THREADS) {
+            copy_one(shared_address(dz + f), h + f, 4);
+            copy_one(shared_address(old_z + f), z + f, 4);
+            copy_one(shared_address(now_z + f), z_new + f, 4);
+        }
+        commit();
+    } else {
+        dz = h, old_z = const_cast<float*>(z), now_z = const_cast<float*>(z_new); // sums of two pieces leave no room
+    }
 #pragma unroll
     for (int side = 0; side < SIDES; side++) {
-        __syncthreads();
+        if (side > 0) __syncthreads();
         if (warp % SIDES != side) continue;
         dqn.each([&](int query, int key, float value) {
-            if (query < count && key < dk) asked_sums[query * dk + key] = side == 0 ? value : asked_sums[query * dk + key] + value;
+            if (query < count && has_key(key, dk)) asked_sums[query * dk + key] = side == 0 ? value : asked_sums[query * dk + key] + value;
         });
         dphi.each([&](int token, int key, float value) {
-            if (token < m && key < dk) written_sums[token * dk + key] = side == 0 ? value : written_sums[token * dk + key] + value;
+            if (PACKED && token >= SLOTS<WRITTEN>) {
+                if (!has_key(key, t.keys())) return;
+                float* place = s.written.phi + at_feature<WRITTEN>(key, token);
+                *place = side == 0 ? value : *place + value;
+            } else if (token < m && has_key(key, dk)) written_sums[token * dk + key] = side == 0 ? value : written_sums[token * dk + key] + value;
         });
-        if constexpr (PROJECTED)
+        if constexpr (PROJECTED && !PACKED)
             dpsi.each([&](int token, int key, float value) {
-                if (key >= t.keys()) return;
+                if (!has_key(key, t.keys())) return;
                 float* place = s.written.psi + at_feature<WRITTEN>(key, token);
                 *place = side == 0 ? value : *place + value;
             });
     }
+    wait<0>();
     __syncthreads();
     // From dphi of a token, `row`, through DPFP, by a warp.
     auto slopes = [&](const T* token, const float* row, T* out) {
@@ -314,21 +366,25 @@ KERNEL(write_read_backward, __launch_bounds__(THREADS, HEAVY))
         float *row = asked_sums + i * dk, gk = 0;
         for (int f = lane; f < dk; f += 32) gk += row[f] * s.asked.phi[at_feature<ASKED>(f, i)];
         float dden = -warp_sum(gk) * s.asked.b[i];
-        for (int f = lane; f < dk; f += 32) row[f] += dden * z_new[f];
+        for (int f = lane; f < dk; f += 32) row[f] += dden * now_z[f];
         if (lane == 0) s.asked.dden[i] = dden;
         slopes(queries + (n * count + i) * dm, row, dq + (n * count + i) * dm);
     }
     __syncthreads();
-    add_features(q, s.asked, s.asked.dden, h, h); // all of dz' from here on
+    add_features(q, s.asked, s.asked.dden, dz, dz); // all of dz' from here on
     if constexpr (PROJECTED) turns_back(t, s.written, written_sums);
     else __syncthreads();
     for (int i = warp; i < m; i += WARPS) {
         float *row = written_sums + i * dk, gamma = s.written.gamma[i], dden = s.written.dden[i], b = s.written.b[i];
-        for (int f = lane; f < dk; f += 32) row[f] += PROJECTED ? gamma * h[f] : gamma * h[f] + dden * z[f];
+        for (int f = lane; f < dk; f += 32) row[f] += PROJECTED ? gamma * dz[f] : gamma * dz[f] + dden * old_z[f];
         slopes(k + (n * m + i) * dm, row, dk_out + (n * m + i) * dm);
         if (lane == 0) dbeta[n * m + i] = from_f32<T>(s.written.db[i] * b * (1.f - b));
     }
-    if (PROJECTED) return; // z' has nothing of z but z itself
+    if (PROJECTED) { // z' has nothing of z but z itself
+        if (COLUMNS == 32)
+            for (int f = threadIdx.x; f < dk; f += THREADS) h[f] = dz[f];
+        return;
+    }
     __syncthreads();
-    add_features(t, s.written, s.written.dden, h, h);
+    add_features(t, s.written, s.written.dden, dz, h);
 }

@@ -15,13 +15,38 @@
 // filled up with zero rows to a multiple of 16, tokens with zero features.
 //
 // C_PROJECTED is the rule of the write. The paper's and the projected one differ in what is made of the tokens before the first tile and after the
-// last (assoc_turns.cuh): the walk asks A with features phi and adds to it with features psi, which are phi itself in the paper's write.
+// last (assoc_turns.cuh): the walk asks A with features phi and adds to it with features psi, which are phi itself in the paper's write. Where it is 2, tokens
+// fill at most half of their group, and psi has the other half: what is made of tokens for the walk is then that of one half, and the other is nothing. So neither
+// shared memory nor registers nor products are more than the paper's write has.
 constexpr int COLUMNS = C_COLUMNS, HELD = C_HELD, THREADS = 256, WARPS = THREADS / 32;
-constexpr bool PROJECTED = C_PROJECTED;
+constexpr bool PROJECTED = C_PROJECTED > 0, PACKED = C_PROJECTED == 2;
+enum Half { ALL, OF_PHI, OF_PSI };
+// Slots of a group that have tokens.
+template <int GROUP> constexpr int SLOTS = PACKED ? GROUP / 2 : GROUP;
 constexpr float EPSILON = 1e-5f;
 constexpr bool TWO_PARTS = sizeof(T) == 4;
+// Before Hopper the same code takes a few registers more.
+constexpr bool HOPPER = __CUDA_ARCH__ >= 900;
+// The shape that a kernel is compiled for, or zeros where it takes any (`paths::walk_knows_shape`). Then d is a multiple of all tiles' columns and the
+// features are whole blocks of 16: nothing has to ask whether a key or a column is there, and offsets are numbers in the instructions.
+constexpr int DM = C_DM, NU = C_NU, D = C_D, TOKENS = C_TOKENS, BUFFERS = C_BUFFERS;
+constexpr bool WHOLE = D > 0;
 // Blocks of 16 columns of a tile, and the warps of each of them, which walk down the keys side by side.
 constexpr int SIDES = COLUMNS / 16, WALKERS = WARPS / SIDES;
+// Whether all walkers have as many blocks of keys as they hold sums of.
+constexpr bool EVEN = WHOLE && HELD * WALKERS * 16 == 2 * DM * NU;
+// A kernel's own numbers take the place of its arguments; a write's tokens too, of which a model has always as many, where queries change with the
+// length of a segment.
+__device__ __forceinline__ void settle(int& dm, int& nu, int& d, int& buffers) {
+    if (WHOLE) dm = DM, nu = NU, d = D, buffers = BUFFERS;
+}
+__device__ __forceinline__ void settle(int& m, int& dm, int& nu, int& d, int& buffers) {
+    settle(dm, nu, d, buffers);
+    if (WHOLE) m = TOKENS;
+}
+// Whether a tile has a column that a thread came to, and a memory the key of a held sum.
+__device__ __forceinline__ bool has_column(int column, int d) { return WHOLE || column < d; }
+__device__ __forceinline__ bool has_key(int key, int dk) { return EVEN || key < dk; }
 // A thread's elements of a group's rows in a tile.
 constexpr int own_of(int group) { return (group * COLUMNS + THREADS - 1) / THREADS; }
 
@@ -31,6 +56,7 @@ extern __shared__ float4 shared_floats[];
 __device__ __forceinline__ u32 thread() {
     u32 x;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    if (WHOLE && sizeof(T) == 2) __builtin_assume(x < THREADS); // elsewhere it takes a few registers more than there are
     return x;
 }
 
@@ -103,14 +129,21 @@ __device__ __forceinline__ void fetch_tile(float* tile, const float* matrix, int
     if (d % 4 == 0) {
         constexpr int STEP = THREADS * 4 / COLUMNS;
         int f = own * 4 / COLUMNS, c = own * 4 % COLUMNS;
-        bool inside = from + c < d;
+        bool inside = has_column(from + c, d);
         const float* source = matrix + (i64)f * d + (inside ? from + c : 0);
         u32 to = shared_address(tile + at(f, c));
-        for (; f < dk; f += STEP, source += (i64)STEP * d, to += STEP * COLUMNS * 4) copy_four(to, source, inside ? 16 : 0);
+        if constexpr (WHOLE) {
+            constexpr int KEYS = 2 * DM * NU;
+#pragma unroll
+            for (int done = 0; done < KEYS; done += STEP)
+                if (KEYS % STEP == 0 || f + done < KEYS) copy_four(to + done * COLUMNS * 4, source + done * D, 16);
+        } else {
+            for (; f < dk; f += STEP, source += (i64)STEP * d, to += STEP * COLUMNS * 4) copy_four(to, source, inside ? 16 : 0);
+        }
     } else {
         constexpr int STEP = THREADS / COLUMNS;
         int f = own / COLUMNS, c = own % COLUMNS;
-        bool inside = from + c < d;
+        bool inside = has_column(from + c, d);
         const float* source = matrix + (i64)f * d + (inside ? from + c : 0);
         u32 to = shared_address(tile + at(f, c));
         for (; f < dk; f += STEP, source += (i64)STEP * d, to += STEP * COLUMNS * 4) copy_one(to, source, inside ? 4 : 0);
@@ -139,11 +172,18 @@ template <int GROUP> struct Tokens {
 struct Held {
     float *tiles, *phi, *psi, *rows, *den, *gamma, *b, *db, *dden, *near, *turn, *work;
     Held() = default;
+    // Where psi is: behind phi, in the second half of each key's features, or phi itself. Whoever asks for all slots of a half meets features that are not
+    // its own in the last ones.
+    template <int GROUP> static __device__ __forceinline__ float* behind(float* phi, int keys) {
+        return PACKED ? phi + SLOTS<GROUP> : PROJECTED ? phi + GROUP * keys : phi;
+    }
+    // What serves products with x of a half.
+    __device__ __forceinline__ const float* features(Half half) const { return half == OF_PSI && !PACKED ? psi : phi; }
     template <int GROUP> __device__ __forceinline__ Held(const Tokens<GROUP>& t, int buffers, int matrices, bool recalls) {
         tiles = (float*)shared_floats;
         phi = tiles + buffers * matrices * t.keys() * COLUMNS;
-        psi = PROJECTED ? phi + GROUP * t.keys() : phi;
-        rows = psi + t.slots() * t.keys(); // r of every token at first, or every warp's part of `near`
+        psi = behind<GROUP>(phi, t.keys());
+        rows = (PACKED ? phi : psi) + t.slots() * t.keys(); // r of every token at first, or every warp's part of `near`
         int floats = t.slots() * max(recalls ? WALKERS * COLUMNS : COLUMNS, t.width());
         float* end = numbers(rows + (PROJECTED ? max(floats, WARPS * GROUP * GROUP) : floats), t.slots());
         if (PROJECTED) squares<GROUP>(end);
@@ -219,6 +259,18 @@ template <int GROUP> __device__ __forceinline__ float importance(const Tokens<GR
     return t.beta && slot < t.m ? sigmoid_of(to_f32(t.beta[slot])) : 0.f;
 }
 
+// A lane's part of the key in a slot, and its beta, as far as they are loaded before anything waits for them.
+template <int GROUP> struct RawToken {
+    static constexpr int EARLY = 2;
+    T key[EARLY], beta;
+    __device__ __forceinline__ void load(const Tokens<GROUP>& t, int slot) {
+        int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int e = 0; e < EARLY; e++) key[e] = slot < t.m && lane + 32 * e < t.dm ? t.k[slot * t.dm + lane + 32 * e] : T{};
+        beta = t.beta && slot < t.m ? t.beta[slot] : T{};
+    }
+};
+
 // Features of the token in a slot from its r, and its den and gamma, by a warp; db and dden become zero.
 template <int GROUP>
 __device__ __forceinline__ void make_features(const Tokens<GROUP>& t, const Held& s, const Normaliser& z, int slot, const float* r) {
@@ -271,15 +323,24 @@ __device__ __forceinline__ void make_features(const Tokens<GROUP>& t, const Held
     }
 }
 
-// A token and its features, by a warp. r has room for 2 dm.
+// Tokens in slots up to `slots` and their features, a warp for each; `raw` has the warp's first. The next one's key is on its way meanwhile. r has
+// room for 2 dm.
 template <int GROUP>
-__device__ __forceinline__ void load_token(const Tokens<GROUP>& t, const Held& s, const Normaliser& z, int slot, float* r) {
+__device__ __forceinline__ void load_tokens(const Tokens<GROUP>& t, const Held& s, const Normaliser& z, RawToken<GROUP>& raw, int slots, float* r) {
     int lane = threadIdx.x % 32;
-    const T* k = t.k + slot * t.dm;
-    for (int c = lane; c < t.width(); c += 32) r[c] = slot < t.m ? rectified(k, c, t.dm) : 0.f;
-    if (lane == 0) s.b[slot] = importance(t, slot);
-    __syncwarp();
-    make_features(t, s, z, slot, r);
+#pragma unroll 1
+    for (int slot = threadIdx.x / 32; slot < slots; slot += WARPS) {
+        auto put = [&](int c, float x) { r[c] = fmaxf(x, 0.f), r[t.dm + c] = fmaxf(-x, 0.f); };
+#pragma unroll
+        for (int e = 0; e < raw.EARLY; e++)
+            if (lane + 32 * e < t.dm) put(lane + 32 * e, to_f32(raw.key[e]));
+        for (int c = lane + 32 * raw.EARLY; c < t.dm; c += 32) put(c, slot < t.m ? to_f32(t.k[slot * t.dm + c]) : 0.f);
+        if (lane == 0) s.b[slot] = t.beta && slot < t.m ? sigmoid_of(to_f32(raw.beta)) : 0.f;
+        raw.load(t, slot + WARPS);
+        __syncwarp();
+        make_features(t, s, z, slot, r);
+        __syncwarp();
+    }
 }
 
 // All tokens: first what is loaded, by all threads at once, then a warp for each. Ends with a barrier.
@@ -322,18 +383,19 @@ template <int GROUP, class F> __device__ __forceinline__ void each_own(F f) {
     }
 }
 
-// A thread's elements of the first group's rows of a [m, d] matrix in a tile's columns, loaded a tile ahead so that no one waits for them.
-template <int GROUP> struct Ahead {
-    float value[own_of(GROUP)];
-    template <class U> static __device__ __forceinline__ float element(const U* x, int token, int column, int m, int d) {
-        return token < m && column < d ? to_f32(x[(i64)token * d + column]) : 0.f;
+// A thread's elements of the first group's rows of a [m, d] matrix in a tile's columns, loaded a tile ahead so that no one waits for them: as they are in
+// memory, since whoever makes floats of them waits.
+template <int GROUP, class U = T> struct Ahead {
+    U held[own_of(GROUP)];
+    static __device__ __forceinline__ U element(const U* x, int token, int column, int m, int d) {
+        return token < m && has_column(column, d) ? x[(i64)token * d + column] : U{};
     }
-    template <class U> __device__ __forceinline__ void load(const U* x, int m, int d, int from) {
-        each_own<GROUP>([&](int e, int token, int column) { value[e] = element(x, token, from + column, m, d); });
+    __device__ __forceinline__ void load(const U* x, int m, int d, int from) {
+        each_own<GROUP>([&](int e, int token, int column) { held[e] = element(x, token, from + column, m, d); });
     }
+    __device__ __forceinline__ float operator[](int e) const { return to_f32(held[e]); }
     // An element of any group.
-    template <class U>
     __device__ __forceinline__ float get(int e, int group, const U* x, int token, int column, int m, int d) const {
-        return group == 0 ? value[e] : element(x, token, column, m, d);
+        return to_f32(group == 0 ? held[e] : element(x, token, column, m, d));
     }
 };

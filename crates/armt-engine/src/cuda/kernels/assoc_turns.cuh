@@ -8,54 +8,73 @@
 // tiles there is then nothing more to do than in the paper's write, with n_i for its denominator, phi to ask A with and psi to add with; and
 // on the way back psi to ask dA' with. What comes back to psi is kept apart from what comes back to phi, and joins it behind the last tile.
 
-// T and gamma of tokens whose features, n, z . phi_i + eps (for now in gamma) and `near` are there: by the first warp, a column of T a lane.
+// T and gamma of tokens whose features, n, z . phi_i + eps (for now in gamma) and `near` are there: T by the first warp, a column a lane, and gamma by the
+// second. As soon as a token's row is known it is taken to all later ones, which do not wait for each other.
 template <int GROUP> __device__ __forceinline__ void take_turns(const Tokens<GROUP>& t, const Held& s) {
-    if (threadIdx.x >= 32) return;
-    int own = threadIdx.x;
-    float column[GROUP], gamma[GROUP];
+    constexpr int TAKERS = SLOTS<GROUP>;
+    int own = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (warp >= 2) return;
+    float inverse = own < TAKERS ? 1.f / s.den[own] : 0.f, scale = own < TAKERS ? -s.b[own] * inverse : 0.f;
+    if (warp == 0) {
+        float sum[TAKERS] = {};
 #pragma unroll
-    for (int i = 0; i < GROUP; i++) {
-        column[i] = gamma[i] = 0.f;
-        if (i >= t.m) continue;
-        float met = s.gamma[i], sum = 0.f, n = s.den[i];
+        for (int i = 0; i < TAKERS; i++) {
+            float column = __shfl_sync(~0u, scale, i) * sum[i]; // nothing above the diagonal
+            if (i == own) column = 1.f;
 #pragma unroll
-        for (int k = 0; k < i; k++) {
-            float near = s.near[i * GROUP + k];
-            met += gamma[k] * near;
-            sum += column[k] * near;
+            for (int k = i + 1; k < TAKERS; k++) sum[k] += column * s.near[i * GROUP + k];
+            if (own < TAKERS) s.turn[i * GROUP + own] = column;
         }
-        gamma[i] = !t.corrected || (i == 0 && t.first) ? 1.f : fminf(fmaxf(1.f - met / n, 0.f), 1.f);
-        column[i] = i == own ? 1.f : -s.b[i] / n * sum; // nothing above the diagonal
-    }
-    __syncwarp();
+    } else {
+        float met[TAKERS], gamma = 0.f;
 #pragma unroll
-    for (int i = 0; i < GROUP; i++) {
-        if (own < GROUP) s.turn[i * GROUP + own] = column[i];
-        if (own == i) s.gamma[i] = gamma[i];
+        for (int i = 0; i < TAKERS; i++) met[i] = s.gamma[i];
+#pragma unroll
+        for (int i = 0; i < TAKERS; i++) {
+            float left = fminf(fmaxf(1.f - met[i] * __shfl_sync(~0u, inverse, i), 0.f), 1.f);
+            float now = !t.corrected || (i == 0 && t.first) ? 1.f : left;
+            if (i == own) gamma = now;
+#pragma unroll
+            for (int k = i + 1; k < TAKERS; k++) met[k] += now * s.near[i * GROUP + k];
+        }
+        __syncwarp();
+        if (own < TAKERS) s.gamma[own] = gamma;
     }
 }
 
-// All tokens' features of one key, in order.
-template <int GROUP> __device__ __forceinline__ void load_key(float (&p)[GROUP], const float* features, int key) {
-#pragma unroll
-    for (int i = 0; i < GROUP; i += 4) {
-        float4 v = *(const float4*)(features + at_feature<GROUP>(key, i));
-        p[i] = v.x, p[i + 1] = v.y, p[i + 2] = v.z, p[i + 3] = v.w;
-    }
-}
-
-// psi from phi and T, by all threads.
+// psi from phi and T, a product [keys, tokens] in two parts: by all warps, 16 keys at a time.
 template <int GROUP> __device__ __forceinline__ void make_psi(const Tokens<GROUP>& t, const Held& s) {
-    for (int f = threadIdx.x; f < t.keys(); f += THREADS) {
-        float p[GROUP], q[GROUP] = {};
-        load_key(p, s.phi, f);
+    constexpr int TAKERS = SLOTS<GROUP>, EIGHTS = GROUP / 8;
+    int lane = threadIdx.x % 32, g = lane / 4, l = lane % 4;
+#pragma unroll 1
+    for (int first = threadIdx.x / 32 * 16; first < t.keys(); first += WARPS * 16) {
+        int f = first + g;
+        float sum[EIGHTS][4] = {};
 #pragma unroll
-        for (int i = 0; i < GROUP; i++)
-            if (i < t.m)
+        for (int e = 0; e < EIGHTS; e++) {
+            int token = e * 8 + 2 * l;
+            Operand<4, true> a;
+            float2 low = {}, high = {};
+            if (token < TAKERS) {
+                low = *(const float2*)(s.phi + at_feature<GROUP>(f, token));
+                high = *(const float2*)(s.phi + at_feature<GROUP>(f + 8, token));
+            }
+            a.set(0, low.x), a.set(1, high.x), a.set(2, low.y), a.set(3, high.y);
+            // Tokens have no part in those that come after them.
 #pragma unroll
-                for (int j = 0; j <= i; j++) q[j] += s.turn[i * GROUP + j] * p[i];
+            for (int h = 0; h <= e; h++) {
+                Operand<2, true> b;
 #pragma unroll
-        for (int i = 0; i < GROUP; i += 4) *(float4*)(s.psi + at_feature<GROUP>(f, i)) = make_float4(q[i], q[i + 1], q[i + 2], q[i + 3]);
+                for (int i = 0; i < 2; i++) b.set(i, token < TAKERS ? s.turn[(token + i) * GROUP + h * 8 + g] : 0.f);
+                multiply(sum[h], a, b);
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < EIGHTS; h++)
+            if (int token = h * 8 + 2 * l; token < TAKERS) {
+                *(float2*)(s.psi + at_feature<GROUP>(f, token)) = make_float2(sum[h][0], sum[h][1]);
+                *(float2*)(s.psi + at_feature<GROUP>(f + 8, token)) = make_float2(sum[h][2], sum[h][3]);
+            }
     }
 }
 
@@ -71,13 +90,22 @@ template <int GROUP> __device__ __forceinline__ void load_turns(const Tokens<GRO
     __syncthreads();
 }
 
+// All tokens' features of one key, in order.
+template <int GROUP> __device__ __forceinline__ void load_key(float (&p)[SLOTS<GROUP>], const float* features, int key) {
+#pragma unroll
+    for (int i = 0; i < SLOTS<GROUP>; i += 4) {
+        float4 v = *(const float4*)(features + at_feature<GROUP>(key, i));
+        p[i] = v.x, p[i + 1] = v.y, p[i + 2] = v.z, p[i + 3] = v.w;
+    }
+}
+
 // The way back of psi: from its gradient, which has taken psi's place, to that of phi, added to dphi [token][dk], and to those of b and n, added
 // to db and dden. With Q_ij = phi_i . dpsi_j, dC = -T^T Q T^T below the diagonal:
 //   dphi_i += sum_j T_ij dpsi_j + sum_{j<i} dG_ij phi_j + sum_{j>i} dG_ji phi_j + 2 dn_i phi_i, dG_ij = b_i dC_ij / n_i,
 //   db_i += sum_j G_ij dC_ij / n_i, dn_i -= b_i sum_j G_ij dC_ij / n_i^2.
 // Begins and ends with a barrier. `rows` has room for every warp's part of Q.
 template <int GROUP> __device__ __forceinline__ void turns_back(const Tokens<GROUP>& t, const Held& s, float* dphi) {
-    constexpr int SQUARE = GROUP * GROUP;
+    constexpr int SQUARE = GROUP * GROUP, TAKERS = SLOTS<GROUP>;
     float *first = s.work, *second = s.work + SQUARE;
     int place = threadIdx.x, i = place / GROUP, j = place % GROUP;
     __syncthreads();
@@ -89,7 +117,7 @@ template <int GROUP> __device__ __forceinline__ void turns_back(const Tokens<GRO
     if (place < SQUARE) {
         float sum = 0;
 #pragma unroll
-        for (int k = 0; k < GROUP; k++) sum += first[k * GROUP + i] * s.turn[j * GROUP + k];
+        for (int k = 0; k < TAKERS; k++) sum += first[k * GROUP + i] * s.turn[j * GROUP + k];
         second[place] = sum;
     }
     __syncthreads();
@@ -97,7 +125,7 @@ template <int GROUP> __device__ __forceinline__ void turns_back(const Tokens<GRO
     if (place < SQUARE) {
         float sum = 0;
 #pragma unroll
-        for (int k = 0; k < GROUP; k++) sum += s.turn[k * GROUP + i] * second[k * GROUP + j];
+        for (int k = 0; k < TAKERS; k++) sum += s.turn[k * GROUP + i] * second[k * GROUP + j];
         first[place] = i > j ? -sum : 0.f;
     }
     __syncthreads();
@@ -120,14 +148,14 @@ template <int GROUP> __device__ __forceinline__ void turns_back(const Tokens<GRO
     }
     __syncthreads();
     for (int f = threadIdx.x; f < t.dk(); f += THREADS) {
-        float p[GROUP], q[GROUP];
-        load_key(p, s.phi, f);
-        load_key(q, s.psi, f);
+        float p[TAKERS], q[TAKERS];
+        load_key<GROUP>(p, s.phi, f);
+        load_key<GROUP>(q, s.psi, f);
 #pragma unroll 1
         for (int token = 0; token < t.m; token++) {
             float sum = 0;
 #pragma unroll
-            for (int k = 0; k < GROUP; k++) sum += s.turn[token * GROUP + k] * q[k] + second[token * GROUP + k] * p[k];
+            for (int k = 0; k < TAKERS; k++) sum += s.turn[token * GROUP + k] * q[k] + second[token * GROUP + k] * p[k];
             dphi[token * t.dk() + f] += sum;
         }
     }

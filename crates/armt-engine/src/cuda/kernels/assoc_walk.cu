@@ -3,7 +3,8 @@
 constexpr int GROUP = C_GROUP;
 // Blocks on a multiprocessor of the writes, and of kernels with sums over columns. Where many are held, shared memory has room for one, or,
 // where they are of two kinds, the registers.
-constexpr int LIGHT = GROUP == 8 ? 3 : 2, HEAVY = HELD * GROUP / 8 > 6 || (PROJECTED && HELD == 6) ? 1 : 2;
+constexpr bool TIGHT = PROJECTED && WHOLE && TWO_PARTS && GROUP == 16 && (COLUMNS == 16 || !HOPPER); // a second block would lack a few registers
+constexpr int LIGHT = GROUP == 8 ? 3 : 2, HEAVY = HELD * GROUP / 8 > 6 || (PROJECTED && HELD == 6) || TIGHT ? 1 : 2;
 
 // The tokens' features and, in the projected write, what turns make of them. Ends with a barrier.
 __device__ __forceinline__ void load_written(const Tokens<GROUP>& t, const Held& s) {
@@ -16,7 +17,7 @@ __device__ __forceinline__ void project_to(const Tokens<GROUP>& t, const float* 
     Own own;
 #pragma unroll 1
     for (int group = 0; group < t.groups(); group++) {
-        Projector<GROUP> p(x + group * GROUP * COLUMNS, own);
+        Projector<GROUP> p(x + group * GROUP * COLUMNS, own, ALL);
 #pragma unroll 1
         for (int first = own.walker * 16; first < t.keys(); first += WALKERS * 16) {
             float sum[GROUP / 8][4] = {};
@@ -38,6 +39,7 @@ __device__ __forceinline__ void project_to(const Tokens<GROUP>& t, const float* 
 // y = residual + qn A for the few queries of a memory, at most one group: block n. Twin of read_features and a product.
 KERNEL(read_few, __launch_bounds__(THREADS, 3))
 (const T* q, const float* a, const float* z, const T* residual, T* y, int m, int dm, int nu, int d, int buffers) {
+    settle(dm, nu, d, buffers);
     i64 n = blockIdx.x;
     Tokens<GROUP> t = {q + n * m * dm, nullptr, z + n * 2 * dm * nu, m, dm, nu, false};
     Held s(t, buffers, 1, true);
@@ -51,6 +53,7 @@ KERNEL(read_few, __launch_bounds__(THREADS, 3))
     if (residual) old.load(residual, m, d, tiles.column(0));
     fill_up(t, s.tiles, buffers);
     load_features(t, s);
+#pragma unroll 1
     for (int i = 0; i < tiles.count; i++) {
         int from = tiles.column(i);
         tiles.next(i, fetch);
@@ -59,8 +62,8 @@ KERNEL(read_few, __launch_bounds__(THREADS, 3))
         __syncthreads();
         each_own<GROUP>([&](int e, int token, int column) {
             int col = from + column;
-            float value = recalled<1>(t, s, 0, at_row(token, column)) / s.den[token] + old.value[e];
-            if (token < m && col < d) y[(i64)token * d + col] = from_f32<T>(value);
+            float value = recalled<1>(t, s, 0, at_row(token, column)) / s.den[token] + old[e];
+            if (token < m && has_column(col, d)) y[(i64)token * d + col] = from_f32<T>(value);
         });
         if (residual && i + 1 < tiles.count) old.load(residual, m, d, tiles.column(i + 1));
     }
@@ -71,6 +74,7 @@ KERNEL(read_few, __launch_bounds__(THREADS, 3))
 KERNEL(read_few_backward, __launch_bounds__(THREADS, HEAVY))
 (const T* q, const float* a, const float* z, const T* dy, T* dq, float* da, float* dz, int m, int dm, int nu, int d,
     int buffers, bool add_a, bool add_z) {
+    settle(dm, nu, d, buffers);
     i64 n = blockIdx.x;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Tokens<GROUP> t = {q + n * m * dm, nullptr, z + n * 2 * dm * nu, m, dm, nu, false};
@@ -90,15 +94,16 @@ KERNEL(read_few_backward, __launch_bounds__(THREADS, HEAVY))
     fill_up(t, s.tiles, 2 * buffers);
     load_features(t, s);
     Projections<GROUP> dqn;
+#pragma unroll 1
     for (int i = 0; i < tiles.count; i++) {
         float* held = s.tiles + i % buffers * 2 * size;
         tiles.next(i, fetch);
         // x = dy / den, so that features serve as qn, and dqn is divided by den.
-        each_own<GROUP>([&](int e, int token, int column) { s.rows[at_row(token, column)] = grad.value[e] / s.den[token]; });
+        each_own<GROUP>([&](int e, int token, int column) { s.rows[at_row(token, column)] = grad[e] / s.den[token]; });
         if (i + 1 < tiles.count) grad.load(dy, m, d, tiles.column(i + 1));
         tiles.ready();
-        dqn.add(held, s.rows, t.keys());
-        if (da) update(t, s.phi, held + size, s.rows, !add_a, false, da, d, tiles.column(i));
+        dqn.add(held, s.rows, t.keys(), ALL);
+        if (da) update(t, s, ALL, held + size, s.rows, !add_a, false, da, d, tiles.column(i));
     }
     // What follows takes its pointers anew: they would be in the way above.
     q += n * m * dm, dq += n * m * dm, z += n * dk;
@@ -109,7 +114,7 @@ KERNEL(read_few_backward, __launch_bounds__(THREADS, HEAVY))
         __syncthreads();
         if (warp % SIDES == side)
             dqn.each([&](int token, int key, float value) {
-                if (key < dk) sums[token * dk + key] = side == 0 ? value : sums[token * dk + key] + value;
+                if (has_key(key, dk)) sums[token * dk + key] = side == 0 ? value : sums[token * dk + key] + value;
             });
     }
     __syncthreads();
@@ -142,6 +147,7 @@ KERNEL(read_few_backward, __launch_bounds__(THREADS, HEAVY))
 KERNEL(write, __launch_bounds__(THREADS, LIGHT))
 (const T* k, const T* v, const T* beta, const float* a, const float* z, const int* empty, float* a_new, float* z_new, float* kept,
     T* rounded, int m, int dm, int nu, int d, int splits, int buffers, bool correction) {
+    settle(m, dm, nu, d, buffers);
     int split = blockIdx.x % splits;
     i64 n = blockIdx.x / splits;
     bool blank = empty && empty[n];
@@ -159,6 +165,7 @@ KERNEL(write, __launch_bounds__(THREADS, LIGHT))
     fill_up(t, s.tiles, buffers);
     load_written(t, s);
     if (split == splits - 1) add_features(t, s, s.gamma, t.z, z_new + n * t.dk());
+#pragma unroll 1
     for (int i = 0; i < tiles.count; i++) {
         float* held = s.tiles + i % buffers * size;
         int from = tiles.column(i);
@@ -171,18 +178,18 @@ KERNEL(write, __launch_bounds__(THREADS, LIGHT))
             each_own<GROUP>([&](int e, int token, int column) {
                 token += group * GROUP;
                 int col = from + column, place = at_row(token, column);
-                float added = s.b[token] * (values.get(e, group, v, token, col, m, d) - recalled<1>(t, s, 0, place) / s.den[token]);
+                float added = s.b[token] * (values.get(e, group, v, token, col, m, d) - __fdividef(recalled<1>(t, s, 0, place), s.den[token]));
                 s.rows[place] = added;
-                if (kept && token < m && col < d) kept[(i64)token * d + col] = added;
+                if (kept && token < m && has_column(col, d)) kept[(i64)token * d + col] = added;
             });
         if (i + 1 < tiles.count) values.load(v, m, d, tiles.column(i + 1));
         __syncthreads();
-        update(t, s.psi, held, s.rows, false, false, a_new, d, from, rounded);
+        update(t, s, OF_PSI, held, s.rows, false, false, a_new, d, from, rounded);
     }
 }
 
 // rows = -kept, what a write added to each key in a tile's columns, ready to be added again; zero, if `blank`. `ahead` has the first group's.
-__device__ __forceinline__ void take_back(const Tokens<GROUP>& t, const Held& s, const Ahead<GROUP>& ahead, const float* kept, bool blank,
+__device__ __forceinline__ void take_back(const Tokens<GROUP>& t, const Held& s, const Ahead<GROUP, float>& ahead, const float* kept, bool blank,
                                           int d, int from) {
 #pragma unroll 1
     for (int group = 0; group < t.groups(); group++)
@@ -196,6 +203,7 @@ __device__ __forceinline__ void take_back(const Tokens<GROUP>& t, const Held& s,
 KERNEL(write_undo, __launch_bounds__(THREADS, LIGHT))
 (const T* k, const T* beta, const float* z, const int* empty, const float* kept, float* a, int m, int dm, int nu, int d, int splits,
     int buffers) {
+    settle(m, dm, nu, d, buffers);
     i64 n = blockIdx.x / splits;
     Tokens<GROUP> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, false, PROJECTED};
     Held s(t, buffers, 1, false);
@@ -205,16 +213,17 @@ KERNEL(write_undo, __launch_bounds__(THREADS, LIGHT))
     bool blank = empty && empty[n];
     auto fetch = [&](int i) { fetch_tile(s.tiles + i % buffers * size, a, t.dk(), d, tiles.column(i)); };
     tiles.begin(fetch);
-    Ahead<GROUP> taken;
+    Ahead<GROUP, float> taken;
     taken.load(kept, m, d, tiles.column(0));
     load_written(t, s);
+#pragma unroll 1
     for (int i = 0; i < tiles.count; i++) {
         int from = tiles.column(i);
         tiles.next(i, fetch);
         take_back(t, s, taken, kept, blank, d, from);
         if (i + 1 < tiles.count) taken.load(kept, m, d, tiles.column(i + 1));
         tiles.ready();
-        update(t, s.psi, s.tiles + i % buffers * size, s.rows, blank, false, a, d, from);
+        update(t, s, OF_PSI, s.tiles + i % buffers * size, s.rows, blank, false, a, d, from);
     }
 }
 
@@ -224,6 +233,7 @@ KERNEL(write_undo, __launch_bounds__(THREADS, LIGHT))
 KERNEL(write_backward, __launch_bounds__(THREADS, HEAVY))
 (const T* k, const T* v, const T* beta, float* a, const float* z, float* grad, T* dv, bool change, float* dphi, float* scalars,
     const int* empty, const float* kept, int m, int dm, int nu, int d, int splits, int buffers) {
+    settle(m, dm, nu, d, buffers);
     i64 n = blockIdx.x / splits;
     Tokens<GROUP> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, false, PROJECTED}; // gamma is not needed here
     Held s(t, buffers, 2, true);
@@ -243,12 +253,14 @@ KERNEL(write_backward, __launch_bounds__(THREADS, HEAVY))
         fetch_tile(to + size, grad, dk, d, tiles.column(i));
     };
     tiles.begin(fetch);
-    Ahead<GROUP> values, taken = {};
+    Ahead<GROUP> values;
+    Ahead<GROUP, float> taken = {};
     values.load(v, m, d, tiles.column(0));
     if (kept) taken.load(kept, m, d, tiles.column(0));
     fill_up(t, s.tiles, 2 * buffers);
     load_written(t, s);
     Projections<GROUP> projections, of_psi;
+#pragma unroll 1
     for (int i = 0; i < tiles.count; i++) {
         float *held = s.tiles + i % buffers * 2 * size, *grad_held = held + size;
         int from = tiles.column(i);
@@ -261,7 +273,7 @@ KERNEL(write_backward, __launch_bounds__(THREADS, HEAVY))
         tiles.ready();
         if (kept) {
             // The tile is the new memory: back to the old one, here and where it lies.
-            update(t, s.psi, held, s.rows, blank, true, a, d, from);
+            update(t, s, OF_PSI, held, s.rows, blank, true, a, d, from);
             __syncthreads();
         }
         recall<2>(t, s, held, size);
@@ -271,11 +283,11 @@ KERNEL(write_backward, __launch_bounds__(THREADS, HEAVY))
             each_own<GROUP>([&](int own, int token, int column) {
                 token += group * GROUP;
                 int col = from + column, place = at_row(token, column);
-                float b = s.b[token], scale = 1.f / s.den[token], w = recalled<2>(t, s, 0, place), e = recalled<2>(t, s, 1, place);
+                float b = s.b[token], scale = __fdividef(1.f, s.den[token]), w = recalled<2>(t, s, 0, place), e = recalled<2>(t, s, 1, place);
                 float u = values.get(own, group, v, token, col, m, d) - w * scale;
                 x[place] = b * u;
                 dw[place] = -b * scale * e;
-                if (token < m && col < d) dv[(i64)token * d + col] = from_f32<T>(b * e);
+                if (token < m && has_column(col, d)) dv[(i64)token * d + col] = from_f32<T>(b * e);
                 float db = e * u, dden = b * e * w * scale * scale;
 #pragma unroll
                 for (int mask = COLUMNS / 2; mask; mask >>= 1) {
@@ -287,22 +299,22 @@ KERNEL(write_backward, __launch_bounds__(THREADS, HEAVY))
         if (more) values.load(v, m, d, tiles.column(i + 1));
         __syncthreads();
         if (HELD) {
-            if constexpr (PROJECTED) of_psi.add(grad_held, x, t.keys());
-            else projections.add(grad_held, x, t.keys());
-            projections.add(held, dw, t.keys());
+            if constexpr (PROJECTED) of_psi.add(grad_held, x, t.keys(), ALL);
+            else projections.add(grad_held, x, t.keys(), ALL);
+            projections.add(held, dw, t.keys(), ALL);
         } else {
             project_to(t, grad_held, x, PROJECTED ? own_dpsi() : own_dphi(), i > 0);
             project_to(t, held, dw, own_dphi(), !PROJECTED || i > 0);
         }
-        if (change) update(t, s.phi, grad_held, dw, false, false, grad, d, from);
+        if (change) update(t, s, OF_PHI, grad_held, dw, false, false, grad, d, from);
     }
     if (HELD)
         projections.each([&](int token, int key, float value) {
-            if (token < m && key < dk) own_dphi()[(i64)token * dk + key] = value;
+            if (token < m && has_key(key, dk)) own_dphi()[(i64)token * dk + key] = value;
         });
     if constexpr (HELD && PROJECTED)
         of_psi.each([&](int token, int key, float value) {
-            if (token < m && key < dk) own_dpsi()[(i64)token * dk + key] = value;
+            if (token < m && has_key(key, dk)) own_dpsi()[(i64)token * dk + key] = value;
         });
     __syncthreads();
     scalars += (i64)blockIdx.x * 2 * m;
@@ -315,6 +327,7 @@ KERNEL(write_backward, __launch_bounds__(THREADS, HEAVY))
 KERNEL(projected_backward_sum, __launch_bounds__(THREADS, 2))
 (const T* k, const T* beta, const float* z, const int* empty, const float* h, const float* parts, const float* scalars,
     T* dk_out, T* dbeta, int m, int dm, int nu, int count, int splits, bool correction) {
+    if (WHOLE) m = TOKENS, dm = DM, nu = NU;
     i64 n = blockIdx.x;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Tokens<GROUP> t = {k + n * m * dm, beta + n * m, z + n * 2 * dm * nu, m, dm, nu, correction, PROJECTED, empty && empty[n]};

@@ -37,12 +37,31 @@ struct Place {
     }
 };
 
+// sums[i] = sum_k f(i, k) for the tokens of a tile: where lanes can share a token they do, else a thread has one.
+template <class F> __device__ __forceinline__ void over_head(float (&sums)[TILE], F f) {
+    constexpr int LANES = C_N / TILE;
+    if constexpr (C_N >= 32 && (C_N & (C_N - 1)) == 0) {
+        int i = threadIdx.x / LANES;
+        float sum = 0;
+#pragma unroll
+        for (int k = 0; k < TILE; k++) sum += f(i, k * LANES + threadIdx.x % LANES);
+        sum = warp_sum<LANES>(sum);
+        if (threadIdx.x % LANES == 0) sums[i] = sum;
+    } else {
+        for (int i = threadIdx.x; i < TILE; i += C_N) {
+            float sum = 0;
+            for (int k = 0; k < C_N; k++) sum += f(i, k);
+            sums[i] = sum;
+        }
+    }
+}
+
 __device__ __forceinline__ float decay_of(float x) { return expf(-expf(x)); }
 
 // Ends of chunks from zero, and how many of their tokens are seen.
 KERNEL(wkv_local, __launch_bounds__(C_N, 1))(const T* c, const T* d, const float* decay, const int* seen, float* ends, float* counts,
                                            int texts, int tokens, int width, int length, bool reverse) {
-    __shared__ float tile[TILE][C_N], w[C_N];
+    __shared__ float tile[TILE][C_N], owns[TILE][C_N], w[C_N];
     Place p(seen, texts, tokens, width, length, reverse);
     int j = threadIdx.x;
     w[j] = decay_of(decay[p.param() + j]);
@@ -50,11 +69,11 @@ KERNEL(wkv_local, __launch_bounds__(C_N, 1))(const T* c, const T* d, const float
     for (int step = 0; step < p.to - p.from; step += TILE) {
         __syncthreads();
         p.load(tile, c, step);
+        p.load(owns, d, step);
         __syncthreads();
         for (int i = 0; i < min(TILE, p.to - p.from - step); i++) {
-            int t = p.token(step + i);
-            if (!p.sees(t)) continue;
-            float own = to_f32(d[p.row(t) + j]);
+            if (!p.sees(p.token(step + i))) continue;
+            float own = owns[i][j];
             count += 1;
 #pragma unroll
             for (int k = 0; k < C_N; k++) m[k] = w[k] * m[k] + tile[i][k] * own;
@@ -86,31 +105,33 @@ KERNEL(wkv_join)(const float* decay, const float* counts, const float* state, fl
 KERNEL(wkv_columns, __launch_bounds__(C_N, 1))(const T* c, const T* d, const T* q, const float* decay, const float* bonus,
                                              const int* seen, const float* starts, T* out, float* last, int texts, int tokens,
                                              int width, int length, bool reverse) {
-    __shared__ float tile_c[TILE][C_N], tile_q[TILE][C_N], tile_u[TILE][C_N], w[C_N];
+    __shared__ float tile_c[TILE][C_N], tile_q[TILE][C_N], owns[TILE][C_N], w[C_N], u[C_N], same[TILE];
     Place p(seen, texts, tokens, width, length, reverse);
     int j = threadIdx.x;
     w[j] = decay_of(decay[p.param() + j]);
-    float m[C_N], u = bonus[p.param() + j];
+    u[j] = bonus[p.param() + j];
+    float m[C_N];
 #pragma unroll
     for (int k = 0; k < C_N; k++) m[k] = starts[p.at + k * C_N + j];
     for (int step = 0; step < p.to - p.from; step += TILE) {
         __syncthreads();
         p.load(tile_c, c, step);
         p.load(tile_q, q, step);
-        for (int i = 0; i < TILE; i++) tile_u[i][j] = u * tile_q[i][j] * tile_c[i][j];
+        p.load(owns, d, step);
+        __syncthreads();
+        over_head(same, [&](int i, int k) { return u[k] * tile_q[i][k] * tile_c[i][k]; });
         __syncthreads();
         for (int i = 0; i < min(TILE, p.to - p.from - step); i++) {
             int t = p.token(step + i);
             float sum = 0;
             if (p.sees(t)) {
-                float own = to_f32(d[p.row(t) + j]), same = 0;
+                float own = owns[i][j];
 #pragma unroll
                 for (int k = 0; k < C_N; k++) {
                     sum += m[k] * tile_q[i][k];
-                    same += tile_u[i][k];
                     m[k] = w[k] * m[k] + tile_c[i][k] * own;
                 }
-                sum += same * own;
+                sum += same[i] * own;
             }
             out[p.row(t) + j] = from_f32<T>(sum);
         }
@@ -125,7 +146,7 @@ KERNEL(wkv_columns, __launch_bounds__(C_N, 1))(const T* c, const T* d, const T* 
 KERNEL(wkv_rows, __launch_bounds__(C_N, 1))(const T* c, const T* d, const T* q, const float* decay, const float* bonus, const int* seen,
                                           const float* starts, T* out, float* inner, float* dots, int texts, int tokens, int width,
                                           int length, bool reverse) {
-    __shared__ float tile_d[TILE][C_N], tile_q[TILE][C_N];
+    __shared__ float tile_d[TILE][C_N], tile_q[TILE][C_N], owns[TILE][C_N], both[TILE];
     Place p(seen, texts, tokens, width, length, reverse);
     int i = threadIdx.x;
     float w = decay_of(decay[p.param() + i]), u = bonus[p.param() + i], m[C_N];
@@ -135,18 +156,20 @@ KERNEL(wkv_rows, __launch_bounds__(C_N, 1))(const T* c, const T* d, const T* q, 
         __syncthreads();
         p.load(tile_d, d, step);
         p.load(tile_q, q, step);
+        p.load(owns, c, step);
+        __syncthreads();
+        over_head(both, [&](int b, int k) { return tile_d[b][k] * tile_q[b][k]; });
         __syncthreads();
         for (int b = 0; b < min(TILE, p.to - p.from - step); b++) {
             int t = p.token(step + b);
             float sum = 0, dot = 0, own = 0;
             if (p.sees(t)) {
-                own = to_f32(c[p.row(t) + i]);
+                own = owns[b][i];
+                dot = both[b];
 #pragma unroll
                 for (int k = 0; k < C_N; k++) {
-                    float dk = tile_d[b][k], qk = tile_q[b][k];
-                    sum += m[k] * qk;
-                    dot += dk * qk;
-                    m[k] = w * m[k] + own * dk;
+                    sum += m[k] * tile_q[b][k];
+                    m[k] = w * m[k] + own * tile_d[b][k];
                 }
             }
             out[p.row(t) + i] = from_f32<T>(sum + u * own * dot);

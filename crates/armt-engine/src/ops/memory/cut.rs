@@ -13,19 +13,30 @@ pub(super) struct Held {
     pub(super) tiles: usize,
     /// Whether it asks tiles for what is stored, which takes room for partial sums.
     pub(super) recalls: bool,
-    /// Whether tokens take turns, which takes room for a second set of features and for what passes between them. A read is compiled as
-    /// the paper's write.
-    pub(super) rule: WriteRule,
+    /// Whether tokens take turns, which takes room for a second set of features and for what passes between them. `None` for a read, which
+    /// is compiled as the paper's write.
+    pub(super) rule: Option<WriteRule>,
 }
 
 /// Floats of `numbers` and squares that a group of tokens has beside its features.
-fn token_floats(group: usize, rule: WriteRule) -> usize {
-    5 * group + if rule == WriteRule::Projected { 4 * group * group } else { 0 }
+fn token_floats(group: usize, rule: Option<WriteRule>) -> usize {
+    5 * group + if rule == Some(WriteRule::Projected) { 4 * group * group } else { 0 }
 }
 
 /// Sets of features of each token: phi, and psi where tokens take turns.
-fn feature_sets(rule: WriteRule) -> usize {
-    if rule == WriteRule::Projected { 2 } else { 1 }
+fn feature_sets(rule: Option<WriteRule>) -> usize {
+    if rule == Some(WriteRule::Projected) { 2 } else { 1 }
+}
+
+/// What a kernel is compiled for: how it works, and a memory's shape, `tokens` and `buffers`, or zeros where it takes any.
+fn constants(
+    shape: Option<MemorySizes>,
+    tokens: usize,
+    buffers: usize,
+    how: &[(&'static str, usize)],
+) -> Vec<(&'static str, usize)> {
+    let values = shape.map_or([0; 5], |s| [s.dm, s.nu, s.d, tokens, buffers]);
+    how.iter().copied().chain(["C_DM", "C_NU", "C_D", "C_TOKENS", "C_BUFFERS"].into_iter().zip(values)).collect()
 }
 
 /// A cut. `assoc_walk.cu` lays its shared memory out by the same numbers.
@@ -36,10 +47,10 @@ pub(super) struct Cut {
     group: usize,
     /// Blocks of 16 keys of which a warp can hold sums over columns, or 0 where there are more; the kernels are compiled for it.
     pub(super) held: usize,
-    rule: WriteRule,
+    rule: Option<WriteRule>,
+    sizes: MemorySizes,
     /// Keys, filled up.
     keys: usize,
-    dm: usize,
     /// Blocks that share the tiles of a memory.
     pub(super) splits: usize,
     /// Two where the next tile is loaded while this one is worked on.
@@ -84,7 +95,7 @@ fn splits(n: usize, tiles: usize, slots: usize) -> usize {
 
 /// Tokens of a projected write that take their turns in one pass over A: all, or as many as a block has room for.
 pub(super) fn tokens_in_a_pass(card: Card, s: MemorySizes) -> usize {
-    let held = Held { tiles: 2, recalls: true, rule: WriteRule::Projected };
+    let held = Held { tiles: 2, recalls: true, rule: Some(WriteRule::Projected) };
     let most = s.m.min(paths::TURNS);
     if Cut::new(card, MemorySizes { m: most, ..s }, held).is_ok() { most } else { most.min(GROUPS[0]) }
 }
@@ -99,7 +110,7 @@ impl Cut {
         let bytes = |(columns, buffers): (usize, usize)| {
             // Sums of recall by every warp, of 16 columns each; r before that.
             let rows = slots * if held.recalls { 16 * WARPS } else { columns }.max(2 * s.dm);
-            let rows = if held.rule == WriteRule::Projected { rows.max(WARPS * group * group) } else { rows };
+            let rows = if held.rule == Some(WriteRule::Projected) { rows.max(WARPS * group * group) } else { rows };
             let tokens = slots * feature_sets(held.rule) * keys + rows + token_floats(slots, held.rule);
             4 * (buffers * held.tiles * keys * columns + tokens)
         };
@@ -119,7 +130,7 @@ impl Cut {
         let rule = held.rule;
         let held = held_blocks(keys, columns).filter(|_| s.m <= group).unwrap_or(0);
         let splits = splits(columns);
-        Ok(Cut { columns, group, held, rule, keys, dm: s.dm, splits, buffers, blocks: s.n * splits, shared: bytes(shape) })
+        Ok(Cut { columns, group, held, rule, sizes: s, keys, splits, buffers, blocks: s.n * splits, shared: bytes(shape) })
     }
 
     /// Sums over columns that a memory's blocks leave for each token.
@@ -134,17 +145,26 @@ impl Cut {
 
     /// The kernel that adds what the blocks of a projected write's way back left: a block a memory, with a tile's place for its sums.
     pub(super) fn launch_sum<'a>(&self, cuda: &'a CudaDevice, dtype: DType) -> Result<Launch<'a>> {
-        let rows = (self.group * self.columns.max(2 * self.dm)).max(WARPS * self.group * self.group);
+        let rows = (self.group * self.columns.max(2 * self.sizes.dm)).max(WARPS * self.group * self.group);
         let features = self.group * feature_sets(self.rule) * self.keys;
         let shared = 4 * (self.keys * self.columns + features + rows + token_floats(self.group, self.rule));
         Ok(self.kernel(cuda, dtype, "projected_backward_sum")?.grid(self.blocks / self.splits, 1, 1).shared(shared))
     }
 
     fn kernel<'a>(&self, cuda: &'a CudaDevice, dtype: DType, name: &str) -> Result<Launch<'a>> {
-        let projected = usize::from(self.rule == WriteRule::Projected);
-        let defines = [("C_COLUMNS", self.columns), ("C_GROUP", self.group), ("C_HELD", self.held), ("C_PROJECTED", projected)];
-        cuda.kernel_with("assoc_walk", dtype, &defines, name)
+        let projected = usize::from(self.rule == Some(WriteRule::Projected));
+        let how = [("C_COLUMNS", self.columns), ("C_GROUP", self.group), ("C_HELD", self.held), ("C_PROJECTED", projected)];
+        // A model writes as many tokens in every segment; queries are as many as a segment has tokens, and the last one fewer.
+        let tokens = if self.rule.is_some() { self.sizes.m } else { 0 };
+        let shape = paths::walk_knows_shape(self.sizes).then_some(self.sizes);
+        cuda.kernel_with("assoc_walk", dtype, &constants(shape, tokens, self.buffers, &how), name)
     }
+}
+
+/// Whether psi has the slots of a group that few tokens leave: no more shared memory then than in the paper's write. Three blocks of w2's walk there
+/// run on a multiprocessor with it and two without. Kernels that take any shape lack a few registers for it.
+fn psi_has_room(s: MemorySizes, group: usize) -> bool {
+    s.m <= group / 2 && paths::walk_knows_shape(s)
 }
 
 /// A cut for a write and the read that follows it, in one walk. `assoc_step.cu` lays its shared memory out by the same numbers.
@@ -154,9 +174,9 @@ pub(super) struct StepCut {
     queries: usize,
     held: usize,
     rule: WriteRule,
-    /// Whether the next tile is loaded while this one is worked on.
-    pub(super) early: bool,
-    blocks: usize,
+    sizes: MemorySizes,
+    /// Two where the next tile is loaded while this one is worked on; on the way back that of A'.
+    pub(super) buffers: usize,
     shared: usize,
 }
 
@@ -179,8 +199,9 @@ impl StepCut {
             let rows = if back { 16 * WARPS * group + columns * asked } else { 16 * WARPS * (s.m + queries) };
             let parts = group * asked + if rule == WriteRule::Projected { group * group } else { 0 };
             let rows = rows.max(WARPS * (2 * s.dm).max(parts));
-            let features = (feature_sets(rule) * group + asked) * keys;
-            4 * (pieces * keys * columns + features + token_floats(group, rule) + 5 * asked + group * asked + rows)
+            let sets = if psi_has_room(s, group) { 1 } else { feature_sets(Some(rule)) };
+            let features = (sets * group + asked) * keys;
+            4 * (pieces * keys * columns + features + token_floats(group, Some(rule)) + 5 * asked + group * asked + rows)
         };
         let useful = |(columns, buffers): &(usize, usize)| *buffers == 1 || s.d > *columns;
         let fits = |room: usize| {
@@ -191,20 +212,28 @@ impl StepCut {
         };
         let ((columns, buffers), held) = fits(limit / 2).or_else(|| fits(limit + 1024))?;
         let shared = bytes((columns, buffers));
-        Some(StepCut { columns, group, queries: asked, held, rule, early: buffers == 2, blocks: s.n, shared })
+        Some(StepCut { columns, group, queries: asked, held, rule, sizes: s, buffers, shared })
     }
 
     /// A kernel of `assoc_step.cu` on this cut.
     pub(super) fn launch<'a>(&self, cuda: &'a CudaDevice, dtype: DType, name: &str) -> Result<Launch<'a>> {
-        let projected = usize::from(self.rule == WriteRule::Projected);
-        let defines = [
+        let projected = match self.rule {
+            WriteRule::Paper => 0,
+            WriteRule::Projected if psi_has_room(self.sizes, self.group) => 2,
+            WriteRule::Projected => 1,
+        };
+        let how = [
             ("C_COLUMNS", self.columns),
             ("C_GROUP", self.group),
             ("C_HELD", self.held),
             ("C_PROJECTED", projected),
             ("C_QUERIES", self.queries),
         ];
-        Ok(cuda.kernel_with("assoc_step", dtype, &defines, name)?.grid(self.blocks, 1, 1).shared(self.shared))
+        // In f32 the most sums of the most tokens leave no registers to know a shape with.
+        let most = dtype == DType::F32 && self.held == 6 && self.group + self.queries == 2 * GROUPS[1];
+        let shape = paths::walk_knows_shape(self.sizes).then_some(self.sizes).filter(|_| !most);
+        let constants = constants(shape, self.sizes.m, self.buffers, &how);
+        Ok(cuda.kernel_with("assoc_step", dtype, &constants, name)?.grid(self.sizes.n, 1, 1).shared(self.shared))
     }
 }
 
@@ -214,8 +243,8 @@ mod tests {
 
     #[test]
     fn tokens_take_turns_in_one_pass_where_a_block_has_room_for_them() {
-        let h200 = Card { multiprocessors: 132, shared: 227 << 10, wgmma: true };
-        let a100 = Card { multiprocessors: 108, shared: 163 << 10, wgmma: false };
+        let h200 = Card { multiprocessors: 132, memory: 139 << 30, shared: 227 << 10, wgmma: true };
+        let a100 = Card { multiprocessors: 108, memory: 79 << 30, shared: 163 << 10, wgmma: false };
         let s = MemorySizes { n: 12, m: 16, dm: 64, d: 768, nu: 3 };
         assert_eq!(tokens_in_a_pass(h200, s), 16);
         assert_eq!(tokens_in_a_pass(h200, MemorySizes { m: 4, ..s }), 4);

@@ -5,19 +5,21 @@
 //! ```text
 //! dpfp         phi(x)
 //! read         y = A^T phi(q) / (z . phi(q) + eps) (+ residual)
+//! tokens       k, v and beta of memory tokens, by products or, in a model that is used, by one kernel
 //! write        A' = A + sum_i phi_i (x) b_i (v_i - vbar_i), z' = z + sum_i gamma_i phi_i, all tokens against the old memory
 //! projected    the write whose tokens take turns, with vbar_i = A^T phi_i / |phi_i|^2: it does not wear the memory out
 //! write_read   a segment's write and the next segment's read of the same memories, in one walk over A where that pays
 //! cut          how the CUDA kernels cut a memory into tiles
 //! ```
 //!
-//! Kernels are in `cpu/memory` and in `cuda/kernels/assoc*.cu` and `read_lanes.cu`; `paths.rs` says which is taken when.
+//! Kernels are in `cpu/memory` and in `cuda/kernels/assoc*.cu`, `memory_tokens.cu` and `read_lanes.cu`; `paths.rs` says which is taken when.
 
 mod cut;
 mod dpfp;
 pub mod naive;
 mod projected;
 mod read;
+mod tokens;
 mod write;
 mod write_read;
 
@@ -25,6 +27,7 @@ use std::ops::Range;
 
 pub use dpfp::dpfp;
 pub use read::{assoc_read, assoc_read_rows};
+pub use tokens::{TokenMaps, assoc_tokens};
 pub use write::{AssocWrite, assoc_write, assoc_write_in_place, assoc_write_rows};
 pub use write_read::assoc_write_read;
 

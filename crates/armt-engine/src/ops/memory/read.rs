@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::cut::{Cut, Held};
 use super::dpfp::feature_width;
-use super::{MemorySizes, WriteRule, expect_rows, part};
+use super::{MemorySizes, expect_rows, part};
 use crate::cpu::memory::read as cpu;
 use crate::cuda::{CudaDevice, Launch};
 use crate::error::{Error, Result};
@@ -72,7 +72,7 @@ pub(super) fn read(
     let shape = q.shape().with_last(d);
     let read = Read { q: q.detach(), a: a.clone(), z: z.clone(), rows, nu, sizes };
     let y = Tensor::uninit(shape, q.dtype(), q.device())?; // [.., T, d]
-    if let Some((cuda, cut)) = read.walk(Held { tiles: 1, recalls: true, rule: WriteRule::Paper }) {
+    if let Some((cuda, cut)) = read.walk(Held { tiles: 1, recalls: true, rule: None }) {
         let launch = cut.launch(cuda, q.dtype(), "read_few")?.arg(q).arg(a).arg(z).arg(residual).arg(&y);
         let launch = launch.arg(t as i32).arg(dm as i32).arg(nu as i32).arg(d as i32);
         launch.arg(cut.buffers as i32).run()?;
@@ -257,7 +257,7 @@ impl Backward for ReadBackward {
         let dy = grads.output(0)?; // [.., T, d]
         let read = &self.read;
         let Sizes { batch, m: t, n: d, k: dk } = read.sizes;
-        if let Some((cuda, cut)) = read.walk(Held { tiles: 2, recalls: false, rule: WriteRule::Paper }) {
+        if let Some((cuda, cut)) = read.walk(Held { tiles: 2, recalls: false, rule: None }) {
             let da = grads.target(1)?.map(|target| read.target(target)).transpose()?;
             let dz = grads.target(2)?.map(|target| read.target(target)).transpose()?;
             let dq = Tensor::uninit(read.q.shape(), read.q.dtype(), read.q.device())?;

@@ -197,7 +197,7 @@ impl Saved {
             });
         };
         let s = self.sizes;
-        let cut = Cut::new(cuda.card(), s, Held { tiles: 1, recalls: true, rule: self.rule })?;
+        let cut = Cut::new(cuda.card(), s, Held { tiles: 1, recalls: true, rule: Some(self.rule) })?;
         let launch = cut.launch(cuda, self.k.dtype(), "write")?;
         let launch =
             launch.arg(&self.k).arg(&self.v).arg(&self.beta).arg(&self.a).arg(&self.z).arg(self.first.as_ref()).arg(a).arg(z);
@@ -216,7 +216,7 @@ impl Saved {
             });
         };
         let s = self.sizes;
-        let cut = Cut::new(cuda.card(), s, Held { tiles: 1, recalls: false, rule: self.rule })?;
+        let cut = Cut::new(cuda.card(), s, Held { tiles: 1, recalls: false, rule: Some(self.rule) })?;
         let launch = cut.launch(cuda, self.k.dtype(), "write_undo")?.arg(&self.k).arg(&self.beta).arg(&self.z);
         let launch = launch.arg(self.first.as_ref()).arg(x).arg(&self.a);
         let launch = launch.arg(s.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32);
@@ -240,7 +240,7 @@ impl Saved {
     /// dk, dv and dbeta, and g and h turned into the gradients of A and z. Without `update`, g stays as it was.
     fn backward_on(&self, cuda: &CudaDevice, [g, h]: [&Tensor; 2], [dk, dv, dbeta]: [&Tensor; 3], update: bool) -> Result<()> {
         let s = self.sizes;
-        let cut = Cut::new(cuda.card(), s, Held { tiles: 2, recalls: true, rule: self.rule })?;
+        let cut = Cut::new(cuda.card(), s, Held { tiles: 2, recalls: true, rule: Some(self.rule) })?;
         let (dtype, device) = (self.k.dtype(), self.k.device());
         // Sums over columns: of dphi, and of db and dden.
         let kinds = if self.rule == WriteRule::Projected { 2 } else { 1 };

@@ -78,7 +78,7 @@ impl Step {
         let launch = cut.launch(cuda, w.k.dtype(), "write_read")?.arg(&w.k).arg(&w.v).arg(&w.beta).arg(&w.a).arg(&w.z);
         let launch = launch.arg(w.first.as_ref()).arg(&self.z_new).arg(w.x.as_ref()).arg(&self.q).arg(residual).arg(y);
         let launch = launch.arg(s.m as i32).arg(self.queries as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32);
-        launch.arg(if cut.early { 2 } else { 1 }).arg(w.correction).run()
+        launch.arg(cut.buffers as i32).arg(w.correction).run()
     }
 }
 
@@ -95,7 +95,7 @@ impl Backward for Step {
             let launch = launch.arg(w.first.as_ref()).arg(w.x.as_ref()).arg(&self.q).arg(&dy);
             let launch = launch.arg(&g).arg(&h).arg(grads.wants(3)).arg(&dk).arg(&dv).arg(&dbeta).arg(&dq);
             let launch = launch.arg(s.m as i32).arg(self.queries as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32);
-            launch.arg(self.back.early).arg(w.correction).run()?;
+            launch.arg(self.back.buffers as i32).arg(w.correction).run()?;
         }
         drop((g, h));
         for (i, gradient) in [dk, dv, dbeta, whole_g, whole_h, dq].into_iter().enumerate() {

@@ -7,6 +7,9 @@
 //! causal_conv      y_t = b + sum_k w_k x_(t-K+1+k), each channel on its own; its state are the last K - 1 inputs
 //! ```
 //!
+//! `conv_silu` and `gated_scan` are the convolution and the scan with what Mamba has around them, `token_mix` is RWKV's shift likewise: on CUDA each is one kernel where `paths.rs` says
+//! so, else the operations that their `plain` names.
+//!
 //! The leading axis G is of layers with weights of their own, the next of texts, then come tokens. States are f32. A token that is not seen
 //! (padding) leaves the state as it is, has an output of zero, and takes no part in any gradient. So a text gives the same values and
 //! gradients however it is cut into calls.
@@ -15,12 +18,18 @@
 //! its end, the ends joined one after the other, and each again from where it then begins; `paths.rs` says how long they are.
 
 mod causal_conv;
+mod conv_silu;
+mod gated_scan;
 pub mod naive;
 mod selective_scan;
+mod token_mix;
 mod wkv5;
 
 pub use causal_conv::{CausalConv, causal_conv};
+pub use conv_silu::{ConvSilu, Gate, conv_silu};
+pub use gated_scan::{GatedScan, gated_scan};
 pub use selective_scan::{SelectiveScan, selective_scan};
+pub use token_mix::{TokenMix, token_mix};
 pub use wkv5::{Wkv5, wkv5};
 
 use crate::cuda::CudaDevice;

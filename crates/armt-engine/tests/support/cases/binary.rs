@@ -21,7 +21,7 @@ pub fn cases() -> Vec<Case> {
     type Op = fn(&Tensor, &Tensor) -> Result<Tensor>;
     let binary: [(&str, Op, fn(f64, f64) -> f64); 3] =
         [("add", ops::add, |a, b| a + b), ("sub", ops::sub, |a, b| a - b), ("mul", ops::mul, |a, b| a * b)];
-    let shapes: [(&[usize], &[usize]); 9] = [
+    let shapes: [(&[usize], &[usize]); 11] = [
         (&[1], &[1]),
         (&[3, 17], &[3, 17]),
         (&[3, 17], &[17]),
@@ -31,6 +31,9 @@ pub fn cases() -> Vec<Case> {
         (&[2, 3, 17], &[3, 1]),
         (&[2, 3, 4, 5], &[2, 1, 1, 5]),
         (&[5, 3], &[1]),
+        // Rows that are read sixteen bytes at a time.
+        (&[2, 3, 5, 48], &[2, 1, 1, 48]),
+        (&[3, 2, 16], &[2, 16]),
     ];
     let mut rng = Rng(12);
     let mut cases = Vec::new();

@@ -42,13 +42,16 @@ macro_rules! each_group {
             memory_read: crate::support::cases::memory::read::cases;
             memory_reads_between_papers_writes: crate::support::cases::memory::walk::papers;
             memory_reads_between_projected_writes: crate::support::cases::memory::walk::projected;
+            memory_tokens: crate::support::cases::memory::tokens::cases;
             memory_write_of_the_paper: crate::support::cases::memory::write::papers;
             memory_write_of_the_paper_then_read: crate::support::cases::memory::write_read::papers;
             memory_write_projected: crate::support::cases::memory::write::projected;
             memory_write_projected_then_read: crate::support::cases::memory::write_read::projected;
             norm: crate::support::cases::norm::cases;
             recurrence_causal_conv: crate::support::cases::recurrence::causal_conv::cases;
+            recurrence_gated_scan: crate::support::cases::recurrence::gated::cases;
             recurrence_selective_scan: crate::support::cases::recurrence::selective_scan::cases;
+            recurrence_token_mix: crate::support::cases::recurrence::token_mix::cases;
             recurrence_wkv5: crate::support::cases::recurrence::wkv5::cases;
             reduce: crate::support::cases::reduce::cases;
             rotary: crate::support::cases::rotary::cases;

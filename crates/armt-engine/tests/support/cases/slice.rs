@@ -40,6 +40,21 @@ pub fn cases() -> Vec<Case> {
         (&[3, 64], 1, 16, 32),
         (&[2, 3], 1, 0, 3),
     ];
+    // One layer's part of a stack after the other, each read before it is replaced, as steps do.
+    for (rows, width) in [(1, 3), (3, 17), (4, 64)] {
+        let stack = [rows, 2, width];
+        cases.push(Case::new(
+            format!("replace_rows {stack:?}"),
+            vec![normal(&mut rng, &stack), normal(&mut rng, &stack)],
+            move |t| {
+                (0..rows).try_fold(t[0].clone(), |whole, l| {
+                    let read = ops::mul(&ops::rows(&whole, l..l + 1)?, &ops::rows(&t[1], l..l + 1)?)?;
+                    ops::replace_rows(&whole, l..l + 1, &read)
+                })
+            },
+            |a| Array { shape: a[0].shape.clone(), data: a[0].data.iter().zip(&a[1].data).map(|(x, y)| x * y).collect() },
+        ));
+    }
     for (shape, axis, start, len) in ranges {
         cases.push(Case::new(
             format!("narrow {shape:?} axis {axis} from {start} by {len}"),

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use armt_engine::machine::expect_room;
-use armt_engine::ops::{self, Linear, WriteRule};
+use armt_engine::ops::{self, Linear, TokenMaps, WriteRule};
 use armt_engine::paths::narrow_pays;
 use armt_engine::{DType, Param, Tape, Tensor};
 use pending::{Pending, rows_from, shared, store};
@@ -189,8 +189,8 @@ impl Memory for AssociativeMemory {
     fn step(&self, step: &Step<'_>, x: &Tensor, memory: LayerState) -> Result<(Tensor, LayerState)> {
         let (x, memory) = self.settle_and_read(step, x, memory)?;
         let y = step.block(&x)?;
-        let tokens = last_rows(&y, self.settings.tokens)?;
-        Ok((y, self.write(step, &tokens, memory)?))
+        let memory = self.write(step, &y, memory)?;
+        Ok((y, memory))
     }
 
     /// The last layer computes only its memory tokens, where that is less work.
@@ -358,17 +358,16 @@ impl AssociativeMemory {
         Ok(ops::mul(&x, &ops::cast(&self.compute.constant(&share, &shape)?, x.dtype())?)?)
     }
 
-    /// The memory after the outputs of memory tokens `[n, B, m, d]` were written. Where the memory is unwound on the way back, or rounded for
-    /// its next read, the write waits for that read.
-    fn write(&self, step: &Step<'_>, tokens: &Tensor, mut memory: LayerState) -> Result<LayerState> {
-        let (n, texts, m) = (tokens.dims()[0], tokens.dims()[1], tokens.dims()[2]);
+    /// The memory after the outputs of memory tokens were written, the last m rows of y `[n, B, T, d]`. Where the memory is unwound on the
+    /// way back, or rounded for its next read, the write waits for that read.
+    fn write(&self, step: &Step<'_>, y: &Tensor, mut memory: LayerState) -> Result<LayerState> {
+        let (n, texts) = (y.dims()[0], y.dims()[1]);
         let rows = memory.rows(&step.layers);
         let weight = |p| step.tape.param_rows(p, step.layers.clone());
-        let k = ops::linear(tokens, &weight(&self.key)?, Linear::default())?;
-        let v = ops::linear(tokens, &weight(&self.value)?, Linear::default())?;
-        let bias = weight(&self.beta_bias)?;
-        let beta = ops::linear(tokens, &weight(&self.beta)?, Linear { bias: Some(&bias), ..Linear::default() })?;
-        let beta = ops::reshape(&beta, [n, texts, m])?;
+        let (key, value) = (weight(&self.key)?, weight(&self.value)?);
+        let (beta, bias) = (weight(&self.beta)?, weight(&self.beta_bias)?);
+        let maps = TokenMaps { key: &key, value: &value, beta: &beta, bias: &bias };
+        let [k, v, beta] = ops::assoc_tokens(y, self.settings.tokens, maps)?;
         self.seed_costs(step, &beta)?;
         let fresh = &mut memory.fresh[rows.clone()];
         let first = if fresh.iter().flatten().any(|fresh| *fresh) {

@@ -2,6 +2,7 @@
 
 pub mod dpfp;
 pub mod read;
+pub mod tokens;
 pub mod walk;
 pub mod write;
 pub mod write_read;

@@ -2,7 +2,9 @@
 //! zero.
 
 pub mod causal_conv;
+pub mod gated;
 pub mod selective_scan;
+pub mod token_mix;
 pub mod wkv5;
 
 use armt_engine::{Result, Tensor, ops};
@@ -74,8 +76,11 @@ pub fn large() -> Vec<Case> {
     for mask in MASKS {
         cases.push(selective_scan::case(&mut rng, [2, 2, 301], 70, 16, mask, vec![301]));
         cases.push(selective_scan::case(&mut rng, [1, 1, 130], 33, 96, mask, vec![77, 130]));
+        cases.push(gated::case(&mut rng, [2, 2, 301], [72, 16, 4, 8], mask, vec![301]));
+        cases.push(gated::case(&mut rng, [1, 3, 130], [100, 16, 4, 4], mask, vec![50, 130]));
         cases.push(wkv5::case(&mut rng, [2, 2, 301], 2, 16, mask, vec![301]));
         cases.push(wkv5::case(&mut rng, [1, 1, 130], 1, 64, mask, vec![77, 130]));
+        cases.push(token_mix::case(&mut rng, [2, 3, 200], 72, 4, mask, vec![200]));
         cases.push(causal_conv::case(&mut rng, [2, 3, 700], [300, 4], mask, vec![700], true));
     }
     cases
