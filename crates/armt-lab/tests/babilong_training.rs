@@ -64,6 +64,13 @@ fn expect_targets(training: &BabilongTraining, batch: &TaskBatch) {
 }
 
 #[test]
+fn a_stage_names_each_task_once_and_how_often_it_comes() {
+    let tasks = [1, 3, 2, 3, 3].map(|number| Task::new(number).unwrap()).to_vec();
+    assert_eq!(BabilongTraining { tasks, ..training() }.name(), "qa1, 3 qa3, qa2, up to 6 facts in 3 x 64 tokens");
+    assert_eq!(BabilongTraining { aligned: true, ..training() }.name(), "qa1, a fact in each of 3 x 64 tokens");
+}
+
+#[test]
 fn an_aligned_text_has_a_fact_or_a_question_in_each_segment_and_they_answer_it() {
     for number in [1, 2, 5] {
         let training = BabilongTraining {

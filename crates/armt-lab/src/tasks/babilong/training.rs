@@ -77,7 +77,7 @@ pub struct BabilongTraining {
 impl TrainingTask for BabilongTraining {
     fn name(&self) -> String {
         let Self { segment, segments, facts, .. } = self;
-        let tasks = self.tasks.iter().map(Task::to_string).collect::<Vec<_>>().join(", ");
+        let tasks = shares(&self.tasks);
         match self.aligned {
             true => format!("{tasks}, a fact in each of {segments} x {segment} tokens"),
             false => format!("{tasks}, up to {facts} facts in {segments} x {segment} tokens"),
@@ -100,6 +100,19 @@ impl TrainingTask for BabilongTraining {
     fn validation(&self, _from: usize, texts: usize, random: &mut Random) -> Result<TaskBatch> {
         self.texts(texts, self.segments, 1, random)
     }
+}
+
+/// Tasks in words, each once, with how often it comes where that is more than once: "qa1, 2 qa2".
+fn shares(tasks: &[Task]) -> String {
+    let mut counts: Vec<(String, usize)> = Vec::new();
+    for name in tasks.iter().map(Task::to_string) {
+        match counts.iter_mut().find(|(counted, _)| *counted == name) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((name, 1)),
+        }
+    }
+    let words = counts.into_iter().map(|(name, count)| if count == 1 { name } else { format!("{count} {name}") });
+    words.collect::<Vec<_>>().join(", ")
 }
 
 /// Whether what a question says of the answer stands in a fact in the same words.
