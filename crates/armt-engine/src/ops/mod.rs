@@ -37,7 +37,7 @@ pub(crate) use matmul::Sizes;
 pub use matmul::{Activation, Linear, linear, matmul, matmul_nt, matmul_tn};
 pub use memory::{
     AssocWrite, TokenMaps, WriteRule, assoc_read, assoc_read_rows, assoc_tokens, assoc_write, assoc_write_in_place,
-    assoc_write_read, assoc_write_rows, dpfp,
+    assoc_write_read, assoc_write_read_in_place, assoc_write_rows, dpfp,
 };
 pub use norm::{layer_norm, rms_norm};
 pub use recurrence::{

@@ -1,9 +1,11 @@
 //! Kernels of the associative memory on the CPU, and what they share: a thread's scratch, and products with a memory.
 
 pub(crate) mod dpfp;
-pub(crate) mod projected;
+mod paper;
+mod projected;
 pub(crate) mod read;
 pub(crate) mod write;
+pub(crate) mod write_read;
 
 use std::cell::RefCell;
 

@@ -8,7 +8,7 @@
 //! tokens       k, v and beta of memory tokens, by products or, in a model that is used, by one kernel
 //! write        A' = A + sum_i phi_i (x) b_i (v_i - vbar_i), z' = z + sum_i gamma_i phi_i, all tokens against the old memory
 //! projected    the write whose tokens take turns, with vbar_i = A^T phi_i / |phi_i|^2: it does not wear the memory out
-//! write_read   a segment's write and the next segment's read of the same memories, in one walk over A where that pays
+//! write_read   a segment's write and the next segment's read of the same memories, at once where that pays
 //! cut          how the CUDA kernels cut a memory into tiles
 //! ```
 //!
@@ -29,7 +29,7 @@ pub use dpfp::dpfp;
 pub use read::{assoc_read, assoc_read_rows};
 pub use tokens::{TokenMaps, assoc_tokens};
 pub use write::{AssocWrite, assoc_write, assoc_write_in_place, assoc_write_rows};
-pub use write_read::assoc_write_read;
+pub use write_read::{assoc_write_read, assoc_write_read_in_place};
 
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;

@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::cut::{Cut, Held};
 use super::dpfp::feature_width;
 use super::{MemorySizes, expect_rows, part};
-use crate::cpu::memory::read as cpu;
+use crate::cpu::memory::read::{self as cpu, FewQueries};
 use crate::cuda::{CudaDevice, Launch};
 use crate::error::{Error, Result};
 use crate::ops::matmul::{Linear, Sizes, forward, multiply};
@@ -79,7 +79,8 @@ pub(super) fn read(
     } else if read.by_task() {
         let residual = residual.map(|t| t.read::<f32>(OP)).transpose()?;
         let (q, a, z) = (q.read::<f32>(OP)?, a.read::<f32>(OP)?, z.read::<f32>(OP)?);
-        cpu::read_few(&q, &a, &z, residual.as_deref(), &mut y.write::<f32>(OP)?, read.widths());
+        let asked = FewQueries { q: &q, z: &z, sizes: read.widths() };
+        cpu::read_few(&asked, &a, residual.as_deref(), &mut y.write::<f32>(OP)?);
     } else {
         let qn = read.features()?;
         let rounded = rounded.map_or_else(|| read.rounded_memory(), Ok)?;
@@ -239,10 +240,11 @@ impl Read {
         let unwanted = Tensor::uninit(self.z.shape(), DType::F32, self.z.device())?;
         let (dz, add) = dz.map_or((&unwanted, false), |t| (&t.tensor, t.accumulate));
         let (q, a, z, dy) = (self.q.read::<f32>(OP)?, self.a.read::<f32>(OP)?, self.z.read::<f32>(OP)?, dy.read::<f32>(OP)?);
+        let asked = FewQueries { q: &q, z: &z, sizes: self.widths() };
         let mut da_out = da.map(|t| t.tensor.write::<f32>(OP)).transpose()?;
         let da = da_out.as_deref_mut().zip(da.map(|t| t.accumulate));
         let dz = (&mut *dz.write::<f32>(OP)?, add);
-        cpu::read_few_backward((&q, &a, &z, &dy), &mut dq.write::<f32>(OP)?, dz, da, self.widths());
+        cpu::read_few_backward(&asked, &a, &dy, &mut dq.write::<f32>(OP)?, dz, da);
         Ok(dq)
     }
 }

@@ -20,8 +20,7 @@ use std::ops::Range;
 use super::cut::{Cut, Held};
 use super::dpfp::feature_width;
 use super::{MemorySizes, WriteRule, expect_rows, part, projected};
-use crate::cpu::memory::projected as cpu_projected;
-use crate::cpu::memory::write::{self as cpu, WriteGradients, WriteInputs};
+use crate::cpu::memory::write::{self as cpu, WriteGradients, WriteInputs, Written};
 use crate::cuda::CudaDevice;
 use crate::error::{Error, Result};
 use crate::ops::{cuda_of, to_f32, via_f32};
@@ -191,8 +190,8 @@ impl Saved {
             return self.on_cpu(|w| {
                 let mut x = self.x.as_ref().map(|x| x.write::<f32>(OP)).transpose()?;
                 let old = if in_place { None } else { Some(self.a.read::<f32>(OP)?) };
-                let write = if self.rule == WriteRule::Projected { cpu_projected::write } else { cpu::write };
-                write(w, old.as_deref(), &mut a.write::<f32>(OP)?, &mut z.write::<f32>(OP)?, x.as_deref_mut());
+                let new = Written { a: &mut a.write::<f32>(OP)?, z: &mut z.write::<f32>(OP)?, x: x.as_deref_mut() };
+                cpu::write(w, old.as_deref(), new);
                 Ok(())
             });
         };
@@ -224,7 +223,7 @@ impl Saved {
     }
 
     /// Calls `f` with host slices of the operands.
-    fn on_cpu(&self, f: impl FnOnce(&WriteInputs<'_>) -> Result<()>) -> Result<()> {
+    pub(super) fn on_cpu(&self, f: impl FnOnce(&WriteInputs<'_>) -> Result<()>) -> Result<()> {
         let first = self.first.as_ref().map(|t| t.read::<i32>(OP)).transpose()?;
         f(&WriteInputs {
             k: &self.k.read::<f32>(OP)?,
@@ -233,6 +232,7 @@ impl Saved {
             z: &self.z.read::<f32>(OP)?,
             first: first.as_deref(),
             correction: self.correction,
+            rule: self.rule,
             sizes: self.sizes,
         })
     }
@@ -285,9 +285,7 @@ impl Backward for Saved {
                         da: &mut g.write::<f32>(OP)?,
                         dz: &mut h.write::<f32>(OP)?,
                     };
-                    let write_backward =
-                        if self.rule == WriteRule::Projected { cpu_projected::write_backward } else { cpu::write_backward };
-                    write_backward(w, &self.a.read::<f32>(OP)?, out);
+                    cpu::write_backward(w, &self.a.read::<f32>(OP)?, out);
                     Ok(())
                 })?;
             }

@@ -15,7 +15,7 @@ use armt_engine::machine::expect_room;
 use armt_engine::ops::{self, Linear, TokenMaps, WriteRule};
 use armt_engine::paths::narrow_pays;
 use armt_engine::{DType, Param, Tape, Tensor};
-use pending::{Pending, rows_from, shared, store};
+use pending::{Pending, rows_from, shared};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -262,8 +262,10 @@ impl AssociativeMemory {
             return Ok((self.read(step.tape, &step.layers, x, &memory)?, memory));
         };
         let both = shared(&rows, &write.rows);
-        // Where nothing goes back, reading the ramps' layers in parts would cost more than it saves.
-        if both.is_empty() || (!step.tape.is_recording() && rows != write.rows) {
+        // Where nothing goes back, reading the ramps' layers in parts would cost more than it saves; and so would writing them in parts where
+        // each write that is not in place copies the layers that rest.
+        let in_parts = step.tape.is_recording() && (write.in_place || both == write.rows);
+        if both.is_empty() || !(in_parts || rows == write.rows) {
             write.apply(&mut memory.tensors)?;
             return Ok((self.read(step.tape, &step.layers, x, &memory)?, memory));
         }
@@ -295,12 +297,7 @@ impl AssociativeMemory {
         }
         let write = write.part(&rows)?;
         let q = self.queries(tape, layers, x)?;
-        let memory = &mut memory.tensors;
-        self.with_reading(layers, x, |residual| {
-            let (a, z, y) = ops::assoc_write_read(write.operands(memory), rows, &q, residual)?;
-            store(memory, a, z);
-            Ok(y)
-        })
+        self.with_reading(layers, x, |residual| write.apply_and_read(&mut memory.tensors, &q, residual))
     }
 
     /// Raw queries of x `[n, B, T, d]`: `[n, B, T, d_mem]`.
@@ -358,8 +355,8 @@ impl AssociativeMemory {
         Ok(ops::mul(&x, &ops::cast(&self.compute.constant(&share, &shape)?, x.dtype())?)?)
     }
 
-    /// The memory after the outputs of memory tokens were written, the last m rows of y `[n, B, T, d]`. Where the memory is unwound on the
-    /// way back, or rounded for its next read, the write waits for that read.
+    /// The memory after the outputs of memory tokens were written, the last m rows of y `[n, B, T, d]`. In training, and where the memory is
+    /// rounded for its next read, the write waits for that read.
     fn write(&self, step: &Step<'_>, y: &Tensor, mut memory: LayerState) -> Result<LayerState> {
         let (n, texts) = (y.dims()[0], y.dims()[1]);
         let rows = memory.rows(&step.layers);
@@ -378,16 +375,13 @@ impl AssociativeMemory {
         };
         fresh.iter_mut().for_each(|texts| texts.fill(false));
         let Associative { correction, nu, write: how, .. } = self.settings;
-        let write = Pending { rows: rows.clone(), k, v, beta, first, correction, nu, rule: how.rule() };
-        let dtype = self.compute.dtype();
-        match (step.tape.is_recording(), step.backprop.unwinds(dtype)) {
-            (true, true) => memory.waiting = Some(Box::new(write)),
-            (true, false) => {
-                let (a, z) = ops::assoc_write_rows(write.operands(&memory.tensors), rows)?;
-                store(&mut memory.tensors, a, z);
-            }
-            (false, _) if dtype == DType::BF16 => memory.waiting = Some(Box::new(write)),
-            (false, _) => write.apply(&mut memory.tensors)?,
+        let (dtype, recorded) = (self.compute.dtype(), step.tape.is_recording());
+        let in_place = !recorded || step.backprop.unwinds(dtype);
+        let write = Pending { rows, k, v, beta, first, correction, nu, rule: how.rule(), in_place };
+        if recorded || dtype == DType::BF16 {
+            memory.waiting = Some(Box::new(write));
+        } else {
+            write.apply(&mut memory.tensors)?;
         }
         Ok(memory)
     }

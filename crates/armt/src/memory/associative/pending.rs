@@ -1,7 +1,7 @@
 //! A write that is decided but not yet done.
 //!
 //! It may wait for the read that follows it, in the next segment, so that one pass over A does both, or leaves A rounded for the read's
-//! product. Where A of each segment is kept, or nothing is rounded, there is nothing to gain.
+//! product. Where nothing is recorded and nothing is rounded, there is nothing to gain.
 
 use std::ops::Range;
 
@@ -21,17 +21,28 @@ pub(super) struct Pending {
     pub(super) correction: bool,
     pub(super) nu: usize,
     pub(super) rule: WriteRule,
+    /// Whether A' takes A's place, or A is kept for the way back.
+    pub(super) in_place: bool,
 }
 
 impl Pending {
-    /// Writes to the memory that it is for, whose A it takes.
+    /// Writes to the memory that it is for.
     pub(super) fn apply(&self, memory: &mut [Tensor]) -> Result<()> {
-        let (a, z) = ops::assoc_write_in_place(self.operands(memory), self.rows.clone())?;
+        let write = if self.in_place { ops::assoc_write_in_place } else { ops::assoc_write_rows };
+        let (a, z) = write(self.operands(memory), self.rows.clone())?;
         store(memory, a, z);
         Ok(())
     }
 
-    pub(super) fn operands<'a>(&'a self, memory: &'a [Tensor]) -> AssocWrite<'a> {
+    /// Writes, and reads layers `rows` of the memory with raw queries q; the write must be for these.
+    pub(super) fn apply_and_read(&self, memory: &mut [Tensor], q: &Tensor, residual: Option<&Tensor>) -> Result<Tensor> {
+        let write_read = if self.in_place { ops::assoc_write_read_in_place } else { ops::assoc_write_read };
+        let (a, z, y) = write_read(self.operands(memory), self.rows.clone(), q, residual)?;
+        store(memory, a, z);
+        Ok(y)
+    }
+
+    fn operands<'a>(&'a self, memory: &'a [Tensor]) -> AssocWrite<'a> {
         let Pending { k, v, beta, first, correction, nu, rule, .. } = self;
         let (first, correction, nu, rule) = (first.as_ref(), *correction, *nu, *rule);
         AssocWrite { k, v, beta, a: &memory[0], z: &memory[1], first, correction, nu, rule }
@@ -42,7 +53,8 @@ impl Pending {
         let part = |t: &Tensor| rows_from(t, rows, self.rows.start);
         let first = self.first.as_ref().map(part).transpose()?;
         let (k, v, beta) = (part(&self.k)?, part(&self.v)?, part(&self.beta)?);
-        Ok(Pending { rows: rows.clone(), k, v, beta, first, correction: self.correction, nu: self.nu, rule: self.rule })
+        let Pending { correction, nu, rule, in_place, .. } = *self;
+        Ok(Pending { rows: rows.clone(), k, v, beta, first, correction, nu, rule, in_place })
     }
 
     /// The write with no gradient going back through layers `rows` of the memory.
@@ -58,7 +70,7 @@ impl Pending {
 }
 
 /// Puts A and z where a memory has them.
-pub(super) fn store(memory: &mut [Tensor], a: Tensor, z: Tensor) {
+fn store(memory: &mut [Tensor], a: Tensor, z: Tensor) {
     (memory[0], memory[1]) = (a, z);
 }
 

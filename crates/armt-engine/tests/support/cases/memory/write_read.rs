@@ -27,8 +27,11 @@ fn cases(rule: WriteRule) -> Vec<Case> {
         ([2, 17, 20, 3, 6], 1..2),
         ([3, 4, 18, 5, 40], 0..2),
     ];
-    let all = sizes.into_iter().flat_map(|(sizes, rows)| WAYS.map(|way| (sizes, rows.clone(), way)));
-    all.map(|(sizes, rows, way)| write_read(&mut rng, rule, sizes, rows, way)).collect()
+    let in_place = sizes.into_iter().map(|(sizes, rows)| (sizes, rows, true));
+    // Of the last there are so many that a task of the CPU does both.
+    let kept = [([3, 3, 5, 3, 40], 1..3), ([67, 2, 3, 3, 5], 1..66)].into_iter().map(|(sizes, rows)| (sizes, rows, false));
+    let all = in_place.chain(kept).flat_map(|(sizes, rows, in_place)| WAYS.map(|way| (sizes, rows.clone(), in_place, way)));
+    all.map(|(sizes, rows, in_place, way)| write_read(&mut rng, rule, sizes, rows, in_place, way)).collect()
 }
 
 /// Cases too large for differences of plain loops, where one device is compared with another.
@@ -37,7 +40,7 @@ pub fn large(rule: WriteRule) -> Vec<Case> {
     let sizes =
         [[4, 10, 32, 128], [4, 9, 64, 128], [8, 16, 17, 33], [3, 5, 3, 40], [12, 10, 32, 64], [16, 16, 9, 70], [1, 3, 128, 24]];
     let all = sizes.into_iter().flat_map(|[m, t, dm, d]| WAYS.map(|way| ([300, m, t, dm, d], way)));
-    all.map(|(sizes, way)| write_read(&mut rng, rule, sizes, 5..295, way)).collect()
+    all.map(|(sizes, way)| write_read(&mut rng, rule, sizes, 5..295, true, way)).collect()
 }
 
 /// A write to rows of n memories and a read of the same, with a residual if `correction`. If `first`, every other memory is empty.
@@ -47,6 +50,7 @@ fn write_read(
     rule: WriteRule,
     [n, m, t, dm, d]: [usize; 5],
     rows: Range<usize>,
+    in_place: bool,
     (correction, first): (bool, bool),
 ) -> Case {
     let (nu, count) = (3, rows.len());
@@ -68,7 +72,7 @@ fn write_read(
     let own = rows.clone();
     Case {
         name: format!(
-            "assoc_write_read {rule:?} {count} of {n} x [{m} and {t}, {dm}] of {d}, correction {correction}, first {first}"
+            "assoc_write_read {rule:?} {count} of {n} x [{m} and {t}, {dm}] of {d}, correction {correction}, first {first}, in place {in_place}"
         ),
         inputs,
         run: Box::new(move |x| {
@@ -76,7 +80,8 @@ fn write_read(
             let a = ops::scale(&x[3], 1.0)?;
             let [k, v, beta, z] = [&x[0], &x[1], &x[2], &x[4]];
             let w = AssocWrite { k, v, beta, a: &a, z, first: first.then_some(&x[7]), correction, nu, rule };
-            let (a, z, y) = ops::assoc_write_read(w, own.clone(), &x[5], with_residual.then_some(&x[6]))?;
+            let write_read = if in_place { ops::assoc_write_read_in_place } else { ops::assoc_write_read };
+            let (a, z, y) = write_read(w, own.clone(), &x[5], with_residual.then_some(&x[6]))?;
             // The way back takes A' away.
             Ok(vec![ops::scale(&a, 1.0)?, z, y])
         }),
