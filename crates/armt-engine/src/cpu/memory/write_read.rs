@@ -27,7 +27,8 @@ pub(crate) fn write_read(
     });
 }
 
-/// From dA', dz' and dy to the gradients of everything but gamma: those of the queries to `dq`, the others to `out`. `a` is A and A'.
+/// From dA', dz' and dy to the gradients of everything but gamma: those of the queries to `dq`, the others to `out`. A is `old`,
+/// A' `new`.
 pub(crate) fn write_read_backward(
     w: &WriteInputs<'_>,
     [old, new]: [&[f32]; 2],

@@ -237,6 +237,25 @@ impl Saved {
         })
     }
 
+    /// Calls `f` with host slices of the operands and of where gradients go, of which g and h become those of A and z.
+    pub(super) fn back_on_cpu(
+        &self,
+        [g, h]: [&Tensor; 2],
+        [dk, dv, dbeta]: [&Tensor; 3],
+        f: impl FnOnce(&WriteInputs<'_>, WriteGradients<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.on_cpu(|w| {
+            let out = WriteGradients {
+                dk: &mut dk.write::<f32>(OP)?,
+                dv: &mut dv.write::<f32>(OP)?,
+                dbeta: &mut dbeta.write::<f32>(OP)?,
+                da: &mut g.write::<f32>(OP)?,
+                dz: &mut h.write::<f32>(OP)?,
+            };
+            f(w, out)
+        })
+    }
+
     /// dk, dv and dbeta, and g and h turned into the gradients of A and z. Without `update`, g stays as it was.
     fn backward_on(&self, cuda: &CudaDevice, [g, h]: [&Tensor; 2], [dk, dv, dbeta]: [&Tensor; 3], update: bool) -> Result<()> {
         let s = self.sizes;
@@ -277,14 +296,7 @@ impl Backward for Saved {
             Some(cuda) => self.backward_on(cuda, [&g, &h], [&dk, &dv, &dbeta], grads.wants(3))?,
             None => {
                 self.undo()?;
-                self.on_cpu(|w| {
-                    let out = WriteGradients {
-                        dk: &mut dk.write::<f32>(OP)?,
-                        dv: &mut dv.write::<f32>(OP)?,
-                        dbeta: &mut dbeta.write::<f32>(OP)?,
-                        da: &mut g.write::<f32>(OP)?,
-                        dz: &mut h.write::<f32>(OP)?,
-                    };
+                self.back_on_cpu([&g, &h], [&dk, &dv, &dbeta], |w, out| {
                     cpu::write_backward(w, &self.a.read::<f32>(OP)?, out);
                     Ok(())
                 })?;

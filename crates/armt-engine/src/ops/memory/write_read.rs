@@ -18,7 +18,7 @@ use super::cut::StepCut;
 use super::write::{AssocWrite, Saved};
 use super::{MemorySizes, expect_rows, part, read, write};
 use crate::cpu::memory::read::FewQueries;
-use crate::cpu::memory::write::{WriteGradients, Written};
+use crate::cpu::memory::write::Written;
 use crate::cpu::memory::write_read as cpu;
 use crate::error::Result;
 use crate::ops::cuda_of;
@@ -135,23 +135,6 @@ impl Step {
             Ok(())
         })
     }
-
-    /// dq, dk, dv and dbeta, and g and h turned into the gradients of A and z.
-    fn backward_on_cpu(&self, dy: &Tensor, [g, h]: [&Tensor; 2], dq: &Tensor, [dk, dv, dbeta]: [&Tensor; 3]) -> Result<()> {
-        self.write.on_cpu(|w| {
-            let asked = FewQueries { q: &self.q.read::<f32>(OP)?, z: &self.z_new.read::<f32>(OP)?, sizes: self.asked };
-            let out = WriteGradients {
-                dk: &mut dk.write::<f32>(OP)?,
-                dv: &mut dv.write::<f32>(OP)?,
-                dbeta: &mut dbeta.write::<f32>(OP)?,
-                da: &mut g.write::<f32>(OP)?,
-                dz: &mut h.write::<f32>(OP)?,
-            };
-            let (old, new, dy) = (self.write.a.read::<f32>(OP)?, self.a_new.read::<f32>(OP)?, dy.read::<f32>(OP)?);
-            cpu::write_read_backward(w, [&old, &new], (&asked, &dy), &mut dq.write::<f32>(OP)?, out);
-            Ok(())
-        })
-    }
 }
 
 impl Backward for Step {
@@ -171,7 +154,12 @@ impl Backward for Step {
                 let launch = launch.arg(s.m as i32).arg(self.asked.m as i32).arg(s.dm as i32).arg(s.nu as i32).arg(s.d as i32);
                 launch.arg(cut.buffers as i32).arg(w.correction).run()?;
             }
-            _ => self.backward_on_cpu(&dy, [&g, &h], &dq, [&dk, &dv, &dbeta])?,
+            _ => w.back_on_cpu([&g, &h], [&dk, &dv, &dbeta], |inputs, out| {
+                let asked = FewQueries { q: &self.q.read::<f32>(OP)?, z: &self.z_new.read::<f32>(OP)?, sizes: self.asked };
+                let (old, new, dy) = (w.a.read::<f32>(OP)?, self.a_new.read::<f32>(OP)?, dy.read::<f32>(OP)?);
+                cpu::write_read_backward(inputs, [&old, &new], (&asked, &dy), &mut dq.write::<f32>(OP)?, out);
+                Ok(())
+            })?,
         }
         drop((g, h));
         for (i, gradient) in [dk, dv, dbeta, whole_g, whole_h, dq].into_iter().enumerate() {

@@ -34,7 +34,7 @@ impl Pending {
         Ok(())
     }
 
-    /// Writes, and reads layers `rows` of the memory with raw queries q; the write must be for these.
+    /// Writes to the memory that it is for, and reads it with raw queries q.
     pub(super) fn apply_and_read(&self, memory: &mut [Tensor], q: &Tensor, residual: Option<&Tensor>) -> Result<Tensor> {
         let write_read = if self.in_place { ops::assoc_write_read_in_place } else { ops::assoc_write_read };
         let (a, z, y) = write_read(self.operands(memory), self.rows.clone(), q, residual)?;
