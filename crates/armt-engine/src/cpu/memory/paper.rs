@@ -33,13 +33,8 @@ pub(super) fn write(w: &WriteInputs<'_>, old: Option<&[f32]>, new: Written<'_>) 
                     *x = b * (v - *x * scale);
                 }
             }
-            new.z.copy_from_slice(w.z);
-            add_rows(new.z, gamma, 1, phi);
         });
-        add_outer(new.a, old.map_or(From::Itself, From::Old), phi, x, [dk, d], if old.is_some() { dk * d } else { 0 });
-        if let Some(kept) = new.x {
-            kept.copy_from_slice(x);
-        }
+        new.put(w, old, phi, gamma, x);
     });
 }
 

@@ -65,15 +65,8 @@ pub(super) fn write(w: &WriteInputs<'_>, old: Option<&[f32]>, new: Written<'_>) 
         let mut keys = Keys { phi, n, gamma, near };
         simd!(keys.fill(w, r));
         recall(old.unwrap_or(new.a), keys.phi, x, [dk, d], false, dk * d);
-        simd!({
-            keys.take_turns(w, x, None);
-            new.z.copy_from_slice(w.z);
-            add_rows(new.z, keys.gamma, 1, keys.phi);
-        });
-        add_outer(new.a, old.map_or(From::Itself, From::Old), keys.phi, x, [dk, d], if old.is_some() { dk * d } else { 0 });
-        if let Some(kept) = new.x {
-            kept.copy_from_slice(x);
-        }
+        simd!(keys.take_turns(w, x, None));
+        new.put(w, old, keys.phi, keys.gamma, x);
     });
 }
 

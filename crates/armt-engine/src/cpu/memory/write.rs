@@ -5,7 +5,7 @@
 use rayon::prelude::*;
 
 use super::dpfp::features;
-use super::{From, add_outer, paper, projected, with_scratch};
+use super::{From, add_outer, add_rows, paper, projected, with_scratch};
 use crate::ops::memory::{MemorySizes, WriteRule};
 
 /// What a write reads beside the memory; all of it also needed to go back.
@@ -74,6 +74,17 @@ impl<'a> Written<'a> {
         };
         let memories = self.a.par_chunks_mut(s.dk() * s.d).zip(self.z.par_chunks_mut(s.dk())).zip(xs);
         memories.map(|((a, z), x)| Written { a, z, x })
+    }
+
+    /// A' and z' of one memory from what is added to each key, and that itself where it is kept.
+    pub(super) fn put(self, w: &WriteInputs<'_>, old: Option<&[f32]>, phi: &[f32], gamma: &[f32], x: &[f32]) {
+        let (dk, d) = (w.sizes.dk(), w.sizes.d);
+        self.z.copy_from_slice(w.z);
+        simd!(add_rows(self.z, gamma, 1, phi));
+        add_outer(self.a, old.map_or(From::Itself, From::Old), phi, x, [dk, d], if old.is_some() { dk * d } else { 0 });
+        if let Some(kept) = self.x {
+            kept.copy_from_slice(x);
+        }
     }
 }
 
