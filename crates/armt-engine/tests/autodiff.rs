@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use armt_engine::ops::{self, Activation, Linear};
+use armt_engine::ops::{self, Activation, Heads, Linear};
 use armt_engine::{DType, Device, Error, Param, Result, Tape, Tensor};
 
 fn cpu() -> Device {
@@ -112,6 +112,63 @@ fn misuse_of_the_tape_is_an_error() {
     assert!(matches!(Tape::new().backward(&y), Err(Error::Tape(_))));
     tape.backward(&y).unwrap();
     assert!(tape.is_empty());
+    for again in [tape.backward(&y), tape.seed(&x, &x), tape.backward_from(&[(&x, tensor(&[4], 8))])] {
+        assert!(again.unwrap_err().to_string().contains("played already"));
+    }
+    assert_eq!(values(&tape.grad(&x).unwrap()), [1.0; 4], "what it gave is still there");
+}
+
+#[test]
+fn an_operation_on_tensors_of_two_tapes_is_refused_when_either_is_played() {
+    let (first, second) = (Tape::new(), Tape::new());
+    let (x, a) = (first.variable(&tensor(&[4], 1)), second.variable(&tensor(&[4], 2)));
+    let y = ops::sum(&ops::mul(&a, &x).unwrap()).unwrap();
+    let error = second.backward(&y).unwrap_err();
+    assert!(matches!(error, Error::Tape(_)) && error.to_string().contains("of another"), "{error}");
+
+    let tape = Tape::new();
+    let (x, hidden) = (tape.variable(&tensor(&[4], 1)), tape.variable(&tensor(&[4], 2)));
+    let region = move |_: &Tape, inputs: &[Tensor]| Ok(vec![ops::mul(&inputs[0], &hidden)?]);
+    let error = tape.recompute(&[&x], region).unwrap_err();
+    assert!(error.to_string().contains("not among its inputs"), "{error}");
+}
+
+#[test]
+fn what_is_repeated_over_nothing_has_a_gradient_of_zeros() {
+    let bias = param("bias", &[1000], 5);
+    let tape = Tape::new();
+    let rows = Tensor::zeros([0, 1000], DType::F32, &cpu()).unwrap();
+    tape.backward(&ops::sum(&ops::add(&rows, &tape.param(&bias)).unwrap()).unwrap()).unwrap();
+    assert_eq!(values(bias.grad().unwrap()), [0.0; 1000]);
+}
+
+#[test]
+fn rows_without_numbers_are_refused() {
+    let (x, w) = (Tensor::zeros([5, 0], DType::F32, &cpu()).unwrap(), Tensor::zeros([0, 3], DType::F32, &cpu()).unwrap());
+    assert!(matches!(ops::linear(&x, &w, Linear::default()), Err(Error::Shape { .. })));
+    let (q, a, z) = (tensor(&[2, 3, 4], 1), Tensor::zeros([2, 24, 0], DType::F32, &cpu()).unwrap(), tensor(&[2, 24], 2));
+    assert!(matches!(ops::assoc_read(&q, &a, &z, 3, None), Err(Error::Shape { .. })));
+}
+
+#[test]
+fn a_query_that_is_not_a_number_reaches_its_row_of_attention_and_no_other() {
+    let (mut q, kv) = (values(&tensor(&[1, 5, 4], 1)), tensor(&[1, 5, 4], 2));
+    q[2 * 4] = f32::NAN;
+    let q = Tensor::from_slice(&q, [1, 5, 4], &cpu()).unwrap();
+    let y = values(&ops::attention_cached(&q, &kv, &kv, Heads { query: 1, key: 1, size: 4 }, None).unwrap());
+    for (row, y) in y.chunks(4).enumerate() {
+        assert!(y.iter().all(|y| y.is_nan() == (row == 2)), "row {row}: {y:?}");
+    }
+}
+
+#[test]
+fn a_gradient_of_another_type_is_refused() {
+    let tape = Tape::new();
+    let x = tape.variable(&tensor(&[4], 1));
+    let y = ops::scale(&x, 2.0).unwrap();
+    let rounded = ops::cast(&tensor(&[4], 2), DType::BF16).unwrap();
+    assert!(matches!(tape.seed(&y, &rounded), Err(Error::DType { .. })));
+    assert!(matches!(tape.backward_from(&[(&y, rounded)]), Err(Error::DType { .. })));
 }
 
 /// A small stack of layers with a residual and a parameter used in each of several steps, like a recurrent model.

@@ -235,6 +235,11 @@ impl pulp::NullaryFnOnce for Row<'_> {
         }
         let most = most.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         if most == f32::NEG_INFINITY {
+            // NaN is never the most: a row of nothing else is not one that sees no key.
+            if s[..seen].iter().any(|s| s.is_nan()) {
+                s[..end].fill(f32::NAN);
+                return (f32::NAN, f32::NAN);
+            }
             s[..end].fill(0.0);
             return (0.0, f32::INFINITY);
         }

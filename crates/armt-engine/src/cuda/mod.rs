@@ -255,10 +255,16 @@ impl CudaDevice {
             }
         };
         if let Some((suggestions, among)) = untried {
-            let (trial, blas) = (Trial::new(self, product, suggestions, among)?, self.blas.clone());
-            let ready = trial.is_ready();
-            let run = move |context: &Context| trial.run(context, &mut blas.lock().unwrap_or_else(PoisonError::into_inner));
-            self.context.issue(ready, run)?;
+            match Trial::new(self, product, suggestions, among) {
+                Ok(trial) => {
+                    let (ready, blas) = (trial.is_ready(), self.blas.clone());
+                    let run = move |context: &Context| trial.run(context, &mut blas.lock().unwrap_or_else(PoisonError::into_inner));
+                    self.context.issue(ready, run)?;
+                }
+                // No room to try beside the product itself, which goes by the first suggestion.
+                Err(Error::OutOfMemory { .. }) => {}
+                Err(error) => return Err(error),
+            }
         }
         let (product, blas) = (*product, self.blas.clone());
         self.context.issue(true, move |context| blas.lock().unwrap_or_else(PoisonError::into_inner).0.run(context, &product))?;

@@ -176,7 +176,7 @@ fn gather(full: &Tensor, s: Spread, b: &Tensor) -> Result<Tensor> {
     let mut sum = full.clone();
     let mut sizes = [outer, middle, inner];
     for axis in [2, 1, 0] {
-        if s.strides[axis] == 0 && sizes[axis] > 1 {
+        if s.strides[axis] == 0 && sizes[axis] != 1 {
             let around = |range: std::ops::Range<usize>| range.map(|i| sizes[i]).product::<usize>();
             let (before, after) = (around(0..axis), around(axis + 1..3));
             let next = Tensor::uninit([before * after], DType::F32, full.device())?;

@@ -244,6 +244,9 @@ fn sizes(op: &'static str, x: &Tensor, w: &Tensor, with: &Linear<'_>) -> Result<
         let expected = if grouped { format!("[{batch}, .., {k}]") } else { format!("[.., {k}]") };
         return Err(Error::shape(op, "x", expected, x.shape()));
     }
+    if k == 0 {
+        return Err(Error::shape(op, "x", "rows of at least one number", x.shape()));
+    }
     let m = x.elements() / (batch * k).max(1);
     let y_shape = x.shape().with_last(n);
     if let Some(bias) = with.bias

@@ -141,7 +141,9 @@ impl Backward for NormBackward {
         let NormBackward { op, x, gain, norm } = *self;
         let Norm { groups, m, d, centred, .. } = norm;
         let dy = grads.output(0)?;
-        let target = match grads.target(0)? {
+        // A parameter's gradient is f32 whatever it computes in, and the kernel writes the type of x: a buffer of its own then.
+        let apart = grads.input_leaf(0).is_some_and(|sum| sum.dtype() != x.dtype());
+        let target = match if apart { None } else { grads.target(0)? } {
             Some(target) => target,
             None => Target { tensor: Tensor::uninit(x.shape(), x.dtype(), x.device())?, accumulate: false },
         };
@@ -169,6 +171,9 @@ impl Backward for NormBackward {
                 let launch = launch.arg(&x).arg(&gain).arg(&dy).arg(dx).arg(&dgain).arg(dbias.as_ref());
                 launch.arg(length).arg(m).arg(d).arg(norm.eps).arg(*accumulate).run()?;
             }
+        }
+        if apart {
+            grads.give(0, dx.clone())?;
         }
         let sizes = [groups, pieces, d];
         // Both into the buffers of two parameters, at once.

@@ -62,10 +62,14 @@ struct Record {
 struct Inner {
     records: Vec<Record>,
     slots: Vec<Slot>,
+    /// Nodes below this one were there when the tape was last played.
+    played: usize,
 }
 
 struct Shared {
     recording: AtomicBool,
+    /// An operation had operands of this tape and of another.
+    mixed: AtomicBool,
     inner: Mutex<Inner>,
 }
 
@@ -82,7 +86,7 @@ impl Default for Tape {
 impl Tape {
     /// An empty tape that records.
     pub fn new() -> Self {
-        Tape(Arc::new(Shared { recording: AtomicBool::new(true), inner: Mutex::default() }))
+        Tape(Arc::new(Shared { recording: AtomicBool::new(true), mixed: AtomicBool::new(false), inner: Mutex::default() }))
     }
 
     /// A tape that records nothing: models written for training run on it without keeping anything.
@@ -164,13 +168,13 @@ impl Tape {
     }
 
     /// Counts on the way back as if something were added to the loss whose gradient with respect to `tensor` is `gradient`. Nothing happens for a
-    /// tensor that this tape does not track.
+    /// tensor that this tape does not track; one that it had when it was played is refused.
     pub fn seed(&self, tensor: &Tensor, gradient: &Tensor) -> Result<()> {
-        gradient.expect_shape("seed", "the gradient", tensor.shape())?;
+        expect_gradient("seed", tensor, gradient)?;
         let Some(node) = tensor.node.as_ref().filter(|n| n.tape.same(self)) else { return Ok(()) };
         let mut inner = self.lock();
-        let slot = inner.slots.get_mut(node.id).ok_or_else(|| Error::Tape("this tape was played already".into()))?;
-        slot.add(gradient.detach())
+        expect_unplayed(node.id, inner.played)?;
+        inner.slots[node.id].add(gradient.detach())
     }
 
     /// Plays the tape backwards from a scalar, with gradient 1. The records are consumed.
@@ -205,9 +209,13 @@ impl Tape {
         groups: &[Vec<Tensor>],
         settled: &mut dyn FnMut(usize) -> Result<()>,
     ) -> Result<()> {
+        if self.0.mixed.load(Ordering::Relaxed) {
+            return Err(Error::Tape("an operation had operands of this tape and of another".into()));
+        }
         let mut inner = self.lock();
         let mut slots = std::mem::take(&mut inner.slots);
         let records = std::mem::take(&mut inner.records);
+        let played = std::mem::replace(&mut inner.played, slots.len());
         drop(inner);
         let mut to_settle = settled::ToSettle::new(&records, &slots, groups);
         let result = seeds
@@ -216,13 +224,26 @@ impl Tape {
                 let Some(node) = tensor.node.as_ref().filter(|n| n.tape.same(self)) else {
                     return Err(Error::Tape(format!("backward from {tensor:?}, which this tape does not track")));
                 };
-                grad.expect_shape("backward", "the gradient", tensor.shape())?;
-                slots.get_mut(node.id).ok_or_else(|| Error::Tape("this tape was played already".into()))?.add(grad.detach())
+                expect_gradient("backward", tensor, grad)?;
+                expect_unplayed(node.id, played)?;
+                slots[node.id].add(grad.detach())
             })
             .and_then(|()| play_telling(records, &mut slots, &mut |left| to_settle.tell(left, settled)));
         self.lock().slots = slots;
         result
     }
+}
+
+/// Refuses a gradient that is not of its tensor's shape, type and device, which kernels take it to be.
+fn expect_gradient(op: &'static str, tensor: &Tensor, gradient: &Tensor) -> Result<()> {
+    gradient.expect_shape(op, "the gradient", tensor.shape())?;
+    gradient.expect_dtype(op, "the gradient", tensor.dtype())?;
+    gradient.expect_device_of(op, "the gradient", tensor)
+}
+
+/// Refuses a node whose records are gone: nothing would flow from it.
+fn expect_unplayed(node: usize, played: usize) -> Result<()> {
+    if node < played { Err(Error::Tape("this tape was played already".into())) } else { Ok(()) }
 }
 
 /// Plays records from the last to the first.
@@ -250,7 +271,10 @@ fn play_telling(mut records: Vec<Record>, slots: &mut [Slot], left: &mut dyn FnM
 /// The tape that an operation on these inputs belongs to; `None` if there is nothing to record.
 fn tape_of<'a>(inputs: &[&'a Tensor]) -> Option<&'a Tape> {
     let tape = inputs.iter().find_map(|t| t.node.as_ref().map(|n| &n.tape))?;
-    debug_assert!(inputs.iter().all(|t| t.node.as_ref().is_none_or(|n| n.tape.same(tape))), "operands of two tapes");
+    // Said when the tape is played: an operation on tensors of two tapes would send gradients to strangers.
+    if inputs.iter().any(|t| t.node.as_ref().is_some_and(|n| !n.tape.same(tape))) {
+        tape.0.mixed.store(true, Ordering::Relaxed);
+    }
     tape.is_recording().then_some(tape)
 }
 

@@ -15,14 +15,18 @@ struct Recompute {
 impl Tape {
     /// Runs `region` on `inputs`, keeping only the inputs; the backward pass runs it again and differentiates it then.
     ///
-    /// The region takes parameters from the tape it is given, tracked tensors only through `inputs`, and must compute the same thing both
-    /// times. Gradients are the same to the bit as without the region.
+    /// The region takes parameters from the tape it is given, tracked tensors only through `inputs` (another is refused), and must compute the
+    /// same thing both times. Gradients are the same to the bit as without the region.
     pub fn recompute<F>(&self, inputs: &[&Tensor], region: F) -> Result<Vec<Tensor>>
     where
         F: Fn(&Tape, &[Tensor]) -> Result<Vec<Tensor>> + Send + 'static,
     {
         let saved: Vec<Tensor> = inputs.iter().map(|t| t.detach()).collect();
+        let records = self.len();
         let outputs = region(&Tape::off(), &saved)?;
+        if self.len() != records {
+            return Err(Error::Tape("a recompute region used a tracked tensor that is not among its inputs".into()));
+        }
         if !self.is_recording() {
             return Ok(outputs);
         }

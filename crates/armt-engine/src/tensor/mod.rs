@@ -216,7 +216,8 @@ impl Tensor {
     /// An untracked view with another shape of the same number of elements.
     pub(crate) fn view(&self, shape: impl Into<Shape>) -> Self {
         let shape = shape.into();
-        debug_assert_eq!(shape.elements(), self.elements());
+        // What is read of the buffer depends on it.
+        assert_eq!(shape.elements(), self.elements(), "a view of {self:?} as {shape:?}");
         Tensor { shape, node: None, ..self.clone() }
     }
 

@@ -108,6 +108,9 @@ pub(super) fn checked(q: &Tensor, a: &Tensor, z: &Tensor, nu: usize, residual: O
         return Err(Error::shape(OP, "A", format!("{:?} and an axis of values", z.dims()), a.shape()));
     }
     let d = a.shape().last();
+    if d == 0 {
+        return Err(Error::shape(OP, "A", "values of at least one number", a.shape()));
+    }
     if let Some(residual) = residual {
         residual.expect_dtype(OP, "the residual", q.dtype())?;
         residual.expect_device_of(OP, "the residual", q)?;

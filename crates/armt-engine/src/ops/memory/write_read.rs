@@ -40,7 +40,8 @@ pub fn assoc_write_read(
     write_read(w, rows, q, residual, false)
 }
 
-/// As [`assoc_write_read`], with A' in the place of A as by [`assoc_write_in_place`](super::assoc_write_in_place). After an error A is as it was.
+/// As [`assoc_write_read`], with A' in the place of A as by [`assoc_write_in_place`](super::assoc_write_in_place). Operands that do not fit
+/// together leave A as it was; where the machine has no room for y, A is written.
 pub fn assoc_write_read_in_place(
     w: AssocWrite<'_>,
     rows: Range<usize>,
