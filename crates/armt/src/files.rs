@@ -91,15 +91,26 @@ pub struct Beside {
 
 impl Beside {
     /// Begins a file. Where a link is, what it leads to is replaced and not the link; a folder, a device and anything else that is no file is
-    /// refused and left alone.
+    /// refused and left alone. Who may read and write the file stays as it was.
     pub fn create(path: &Path) -> Result<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let io = |source| Error::io(path, source);
         let place = place(path)?;
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        // Of its own name only: one made of the place's could be too long where that is not.
-        let beside = place.with_file_name(format!(".armt-{}-{number}.partial", std::process::id()));
-        let file = File::create(&beside).map_err(|source| Error::io(path, source))?;
-        Ok(Beside { name: path.into(), place, beside, file, finished: false })
+        let (beside, file) = loop {
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            // Of its own name only: one made of the place's could be too long where that is not.
+            let beside = place.with_file_name(format!(".armt-{}-{number}.partial", std::process::id()));
+            // Containers that share a folder have processes of one number: a file that is there may be another's.
+            match File::create_new(&beside) {
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                created => break (beside, created.map_err(io)?),
+            }
+        };
+        let begun = Beside { name: path.into(), place, beside, file, finished: false };
+        if let Ok(old) = std::fs::metadata(&begun.place) {
+            begun.file.set_permissions(old.permissions()).map_err(io)?;
+        }
+        Ok(begun)
     }
 
     /// What is being written.
@@ -167,6 +178,35 @@ mod tests {
         let long = dir.path().join("n".repeat(250));
         write_beside(&long, b"three").unwrap();
         assert_eq!(std::fs::read(&long).unwrap(), b"three");
+    }
+
+    #[test]
+    fn what_another_process_is_writing_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        let ours = Beside::create(&path).unwrap();
+        let number: u64 = ours.beside.to_str().unwrap().split(['-', '.']).rev().nth(1).unwrap().parse().unwrap();
+        drop(ours);
+        // As a process of the same number in another container names them; other tests of this process take numbers too.
+        let theirs: Vec<PathBuf> =
+            (1..100).map(|i| dir.path().join(format!(".armt-{}-{}.partial", std::process::id(), number + i))).collect();
+        theirs.iter().for_each(|name| std::fs::write(name, b"theirs").unwrap());
+        expect_writable(&path).unwrap();
+        write_beside(&path, b"ours").unwrap();
+        assert!(theirs.iter().all(|name| std::fs::read(name).unwrap() == b"theirs"));
+        assert_eq!(std::fs::read(&path).unwrap(), b"ours");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_that_only_its_owner_reads_stays_so_when_it_is_replaced() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.mem");
+        write_beside(&path, b"one").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        write_beside(&path, b"two").unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[test]
