@@ -12,7 +12,7 @@ use armt::text::Tokenizer;
 use armt_lab::tasks::TaskBatch;
 use armt_lab::tasks::babi::Task;
 use armt_lab::tasks::babi::solve::Knowledge;
-use armt_lab::tasks::babilong::{Babilong, BabilongTraining, Books, Form};
+use armt_lab::tasks::babilong::{Babilong, BabilongTraining, Books, Form, Prefer};
 use armt_lab::tasks::training::TrainingTask;
 
 /// The test books, opened once: they take a second to tokenise.
@@ -37,6 +37,9 @@ fn training() -> BabilongTraining {
         clusters: 0.0,
         distract: 0,
         again: 0.0,
+        gifts: 0.0,
+        cut: 0.0,
+        prefer: None,
         batch: 5,
         vary: false,
     }
@@ -47,6 +50,22 @@ fn pieces(training: &BabilongTraining, ids: &[i32]) -> Vec<String> {
     let end = training.babilong[0].end_token();
     let pieces = ids.split(|id| *id == end).filter(|piece| !piece.is_empty());
     pieces.map(|piece| training.babilong[0].tokenizer().decode(piece).unwrap()).collect()
+}
+
+/// The facts of each text of a batch, and the first question after them.
+fn stories(training: &BabilongTraining) -> Vec<(Vec<String>, String)> {
+    let batch = training.batch(&mut Random::new(3)).unwrap();
+    let (length, ask, end) = (batch.batch.tokens(), training.babilong[0].ask_token(), training.babilong[0].end_token());
+    let texts = batch.batch.ids.chunks(length).zip(batch.targets.next.chunks(length));
+    let stories = texts.map(|(ids, next)| {
+        let asked = ids.iter().position(|id| *id == ask).unwrap();
+        let told: Vec<i32> = (0..asked).filter(|i| next[*i] == -1 && ids[*i] != end).map(|i| ids[i]).collect();
+        let told = training.babilong[0].tokenizer().decode(&told).unwrap();
+        let mut facts: Vec<String> = told.split_inclusive('.').map(|fact| fact.trim().to_string()).collect();
+        let question = facts.pop().unwrap();
+        (facts, question)
+    });
+    stories.collect()
 }
 
 /// Every target is the token after it, and stands where GEN or a token of an answer does.
@@ -156,22 +175,66 @@ fn what_is_answered_again_is_asked_first_where_a_stage_says_so() {
     let several = |again: f64| {
         let tasks = vec![Task::new(5).unwrap()];
         let training = BabilongTraining { tasks, facts: 30, segments: 12, questions: 1, batch: 60, again, ..training() };
-        let batch = training.batch(&mut Random::new(3)).unwrap();
-        let ask = training.babilong[0].ask_token();
-        let texts = batch.batch.ids.chunks(batch.batch.tokens()).zip(batch.targets.next.chunks(batch.batch.tokens()));
-        let several = texts.filter(|(ids, next)| {
-            let end = ids.iter().position(|id| *id == ask).unwrap();
-            // The facts, and the question after them.
-            let told: Vec<i32> = (0..end).filter(|i| next[*i] == -1).map(|i| ids[i]).collect();
-            let told = training.babilong[0].tokenizer().decode(&told).unwrap();
-            let mut facts: Vec<String> = told.split_inclusive('.').map(|fact| fact.trim().to_string()).collect();
-            let question = facts.pop().unwrap();
-            Knowledge::of(&facts).unwrap().answers(&question).unwrap().len() > 1
-        });
+        let several = stories(&training).into_iter();
+        let several = several.filter(|(facts, question)| Knowledge::of(facts).unwrap().answers(question).unwrap().len() > 1);
         several.count()
     };
     let (seldom, often) = (several(0.0), several(1.0));
     assert!(seldom < 40 && often > seldom + 10, "{seldom} and {often} of 60");
+}
+
+#[test]
+fn preferred_questions_come_first_in_their_share_of_the_texts() {
+    let asked = |share: f64| {
+        let prefer = Some(Prefer { questions: "What did".into(), share });
+        let tasks = vec![Task::new(5).unwrap()];
+        let training = BabilongTraining { tasks, facts: 30, segments: 12, questions: 1, batch: 60, prefer, ..training() };
+        let batch = training.batch(&mut Random::new(5)).unwrap();
+        batch.batch.ids.chunks(batch.batch.tokens()).filter(|ids| pieces(&training, ids)[0].contains("What did")).count()
+    };
+    let (never, half, always) = (asked(0.0), asked(0.5), asked(1.0));
+    assert!(never < half && half < always, "{never}, {half}, {always} of 60");
+    assert_eq!(always, 60, "each gift answers such a question");
+    for (questions, share, key) in
+        [("What did", 1.5, "prefer.share"), ("What did", f64::NAN, "prefer.share"), ("", 0.5, "prefer.questions")]
+    {
+        let training = BabilongTraining { prefer: Some(Prefer { questions: questions.into(), share }), ..training() };
+        assert!(training.check().unwrap_err().to_string().contains(key), "{key}");
+    }
+}
+
+#[test]
+fn stories_of_gifts_alone_are_of_several_things() {
+    let tasks = vec![Task::new(5).unwrap()];
+    for aligned in [false, true] {
+        let training = BabilongTraining { tasks: tasks.clone(), segments: 8, gifts: 1.0, batch: 40, aligned, ..training() };
+        let several = stories(&training).into_iter().filter(|(facts, _)| {
+            let gave = |fact: &String| ["gave", "passed", "handed"].iter().any(|word| fact.contains(word));
+            assert!(facts.iter().all(gave), "{facts:?}");
+            ["milk", "apple", "football"].iter().filter(|thing| facts.iter().any(|fact| fact.contains(*thing))).count() > 1
+        });
+        let several = several.count();
+        assert!(several > 25, "{several} of 40 tell of more than one thing");
+    }
+}
+
+#[test]
+fn borders_between_segments_cut_facts_in_the_share_of_texts_that_a_stage_names() {
+    let cut = |cut: f64| {
+        let training = BabilongTraining { segments: 4, questions: 1, batch: 60, cut, ..training() };
+        for (facts, question) in stories(&training) {
+            let known = Knowledge::of(&facts).unwrap();
+            assert!(!known.answers(&question).unwrap().is_empty(), "{question} {facts:?}");
+        }
+        let batch = training.batch(&mut Random::new(3)).unwrap();
+        assert_eq!(batch.batch.tokens(), 4 * 64);
+        // The first two borders: the third may cut a question.
+        let is_fact = |next: i32| next != Targets::BACKGROUND;
+        let texts = batch.targets.next.chunks(4 * 64);
+        texts.flat_map(|next| [64, 128].map(|border| is_fact(next[border - 1]) && is_fact(next[border]))).filter(|cut| *cut).count()
+    };
+    let (seldom, often) = (cut(0.0), cut(1.0));
+    assert!(seldom < 50 && often > seldom + 40, "{seldom} and {often} of 120 borders");
 }
 
 #[test]

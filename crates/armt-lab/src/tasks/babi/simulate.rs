@@ -49,6 +49,24 @@ pub fn facts(task: Task, count: usize, random: &mut Random) -> Result<Vec<String
     })
 }
 
+/// So many gifts between the people of qa5: any thing, from whoever has it to any other. In its stories a gift that follows another is of the same
+/// thing and mostly goes back, so that what somebody gave to whom is seldom more than the thing that was given last.
+pub fn gifts(count: usize, random: &mut Random) -> Vec<String> {
+    let mut holders: [usize; OBJECTS.len()] = std::array::from_fn(|_| random.below(PEOPLE));
+    let gifts = (0..count).map(|_| {
+        let object = random.below(OBJECTS.len());
+        let who = holders[object];
+        let to = (who + 1 + random.below(PEOPLE - 1)) % PEOPLE;
+        holders[object] = to;
+        gift(GIVERS[who], OBJECTS[object], GIVERS[to], random)
+    });
+    gifts.collect()
+}
+
+fn gift(who: &str, object: &str, to: &str, random: &mut Random) -> String {
+    format!("{who} {} the {object} to {to}.", one_of(&GIVES, random))
+}
+
 /// A story while it is told.
 struct Telling {
     task: usize,
@@ -152,7 +170,7 @@ impl Telling {
                 let there = there(false);
                 format!("{who} {} the {object}{there}.", one_of(&DROPS, random))
             }
-            Event::Give { who, object, to } => format!("{who} {} the {object} to {to}.", one_of(&GIVES, random)),
+            Event::Give { who, object, to } => gift(who, object, to, random),
             Event::Lies { place, direction, of } => format!("The {place} is {direction} of the {of}."),
         }
     }

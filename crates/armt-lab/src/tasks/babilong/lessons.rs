@@ -7,7 +7,7 @@ use armt::text::Tokenizer;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Babilong, BabilongTraining, Books, Data, Form, GEN, find_data, vocabulary};
+use super::{Babilong, BabilongTraining, Books, Data, Form, GEN, Prefer, find_data, vocabulary};
 use crate::error::{Error, Result};
 use crate::tasks::babi::{SIMULATED, Task};
 use crate::tasks::training::{self, Begun, Keys, Lessons, Sizes, TaskData, TrainingTask, expect_positive, keys_of};
@@ -63,7 +63,7 @@ enum OneOrMore {
 }
 
 /// `[[stage]]`.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StageKeys {
     /// Tokens of a segment.
@@ -93,6 +93,15 @@ struct StageKeys {
     /// Share of the texts that are asked first what their story answers more than once, of which the latest counts; none if not given.
     #[serde(default, skip_serializing_if = "is_none")]
     again: f64,
+    /// Share of qa5's stories that are gifts alone, of any thing to anybody; none if not given.
+    #[serde(default, skip_serializing_if = "is_none")]
+    gifts: f64,
+    /// Share of the texts whose borders between segments cut a fact, as far as there are facts; otherwise it comes as it comes.
+    #[serde(default, skip_serializing_if = "is_none")]
+    cut: f64,
+    /// Questions that a share of the texts is asked first, `{ questions = "What did", share = 0.5 }`; none if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    prefer: Option<Prefer>,
     /// Questions at the end of a text, a random number up to this: 1 in the paper, and in validation always.
     #[serde(default = "one")]
     questions: usize,
@@ -138,7 +147,7 @@ impl BabilongLessons {
     }
 
     fn stage(&self, stage: usize) -> Result<StageKeys> {
-        let known = self.0.stages.get(stage).copied();
+        let known = self.0.stages.get(stage).cloned();
         known.ok_or_else(|| Error::input("stage", format!("one of {}", self.0.stages.len()), stage))
     }
 }
@@ -160,14 +169,15 @@ impl Lessons for BabilongLessons {
     }
 
     fn check_stage(&self, stage: usize, _sizes: Sizes) -> Result<()> {
-        let StageKeys { segment, segments, facts, questions, alone, clusters, again, .. } = self.stage(stage)?;
+        let StageKeys { segment, segments, facts, questions, alone, clusters, again, gifts, cut, prefer, .. } =
+            self.stage(stage)?;
         let facts = facts.unwrap_or(FACTS);
         expect_positive(&[("segment", segment), ("segments", segments), ("facts", facts), ("questions", questions)])?;
-        let shares = [("alone", alone), ("clusters", clusters), ("again", again)];
-        match shares.into_iter().find(|(_, share)| !(0.0..=1.0).contains(share)) {
-            Some((key, share)) => Err(Error::config(key, "a share from 0 to 1", share)),
-            None => Ok(()),
+        let shares = [("alone", alone), ("clusters", clusters), ("again", again), ("gifts", gifts), ("cut", cut)];
+        if let Some((key, share)) = shares.into_iter().find(|(_, share)| !(0.0..=1.0).contains(share)) {
+            return Err(Error::config(key, "a share from 0 to 1", share));
         }
+        prefer.map_or(Ok(()), |prefer| prefer.check())
     }
 
     fn segment_size(&self, stage: usize) -> usize {
@@ -235,6 +245,9 @@ impl TaskData for Stories {
             clusters: keys.clusters,
             distract: keys.distract,
             again: keys.again,
+            gifts: keys.gifts,
+            cut: keys.cut,
+            prefer: keys.prefer,
             batch: sizes.batch,
             vary: sizes.vary,
         };

@@ -36,7 +36,7 @@ pub use self::lessons::{BabilongLessons, SETTING};
 pub(in crate::tasks) use self::places::elsewhere;
 pub use self::places::find_data;
 pub use self::stories::Stories;
-pub use self::training::BabilongTraining;
+pub use self::training::{BabilongTraining, Prefer};
 pub use self::vocabulary::vocabulary;
 pub use crate::carried::Data;
 

@@ -9,7 +9,7 @@
 //! Half of the stories are told and asked about by the rules of the published ones, as far as these are no longer than the stage's; the others
 //! have any number of facts, and anything that they answer is asked. Of several tasks each text is of one: its first question is that
 //! task's, the others any of the tasks' that its facts answer. A share of the texts is asked first what earlier facts answer otherwise than
-//! the latest ("What did Fred give to Mary?", where he gave her several things).
+//! the latest ("What did Fred give to Mary?", where he gave her several things), and a share such questions as a stage prefers.
 //!
 //! What the benchmark has seldom and a reader meets often comes in shares that a stage names: texts of facts alone, without background; facts
 //! side by side, at the very start or at the very end; sentences among them that only seem to be facts.
@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use armt::engine::machine::expect_room;
 use armt::random::Random;
+use serde::{Deserialize, Serialize};
 
 use super::{Babilong, Form, Gaps, Length, Piece};
 use crate::error::{Error, Result};
@@ -39,6 +40,29 @@ const ATTEMPTS: usize = 2000;
 const PUBLISHED_ATTEMPTS: usize = 4;
 /// Places that facts side by side stand in, at most.
 const CLUSTERS: usize = 3;
+
+/// Questions that come first: one kind of them is a small part of all that a long story answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prefer {
+    /// How they begin: "What did" of "What did Fred give to Mary?".
+    pub questions: String,
+    /// The share of the texts.
+    pub share: f64,
+}
+
+impl Prefer {
+    /// Refuses a share beyond 1, and no words.
+    pub fn check(&self) -> Result<()> {
+        if !(0.0..=1.0).contains(&self.share) {
+            return Err(Error::config("prefer.share", "a share from 0 to 1", self.share));
+        }
+        match self.questions.is_empty() {
+            true => Err(Error::config("prefer.questions", "the words that questions begin with", "none")),
+            false => Ok(()),
+        }
+    }
+}
 
 /// Stories of up to so many facts in up to so many segments.
 #[derive(Clone)]
@@ -68,6 +92,13 @@ pub struct BabilongTraining {
     pub distract: usize,
     /// Share of the texts that are asked first what their story answers more than once, of which the latest counts.
     pub again: f64,
+    /// Share of qa5's stories that are gifts alone, of any thing to anybody ([`simulate::gifts`]).
+    pub gifts: f64,
+    /// Share of the texts with background in which each border between segments cuts the next fact, as long as there is one; in the others as many are cut as
+    /// comes of itself.
+    pub cut: f64,
+    /// Questions that a share of the texts is asked before the others, where their story answers such.
+    pub prefer: Option<Prefer>,
     /// Texts of a batch.
     pub batch: usize,
     /// Whether each batch has a random number of segments, up to `segments`.
@@ -139,10 +170,12 @@ impl BabilongTraining {
         expect_room("segments by texts", &[self.batch, self.segments, self.segment, 2 * size_of::<i32>()])?;
         expect_room("facts", &[self.facts, SENTENCE, size_of::<i32>()])?;
         expect_room("questions", &[self.questions, SENTENCE, size_of::<i32>()])?;
-        let shares = [("alone", self.alone), ("clusters", self.clusters), ("again", self.again)];
+        let shares =
+            [("alone", self.alone), ("clusters", self.clusters), ("again", self.again), ("gifts", self.gifts), ("cut", self.cut)];
         if let Some((name, share)) = shares.into_iter().find(|(_, s)| !(0.0..=1.0).contains(s)) {
             return Err(Error::config(name, "a share from 0 to 1", share));
         }
+        self.prefer.as_ref().map_or(Ok(()), Prefer::check)?;
         let least = self.least_facts() + 1;
         if self.aligned && self.segments < least {
             let wanted = format!("at least {least} where facts and questions have segments of their own");
@@ -177,7 +210,8 @@ impl BabilongTraining {
 
     /// A story of up to `most` facts that answers something, and what it is asked, in this order.
     fn story(&self, task: Task, most: usize, random: &mut Random) -> Result<Asked> {
-        if random.below(2) == 0 {
+        let gifts = self.is_of_gifts(task, random);
+        if !gifts && random.below(2) == 0 {
             for _ in 0..PUBLISHED_ATTEMPTS {
                 let story = simulate::story(task, random)?;
                 let Sample { facts, question } = story.sample(random.below(story.questions.len()));
@@ -188,13 +222,19 @@ impl BabilongTraining {
         }
         let least = least_facts(task).min(most);
         let count = least + random.below(most - least + 1);
-        self.story_of(task, count, random)
+        self.story_of(task, count, gifts, random)
+    }
+
+    /// Whether a text's story is to be gifts alone.
+    fn is_of_gifts(&self, task: Task, random: &mut Random) -> bool {
+        self.gifts > 0.0 && task.number() == 5 && random.uniform() < self.gifts
     }
 
     /// A story of `count` facts that answers something, whatever it is.
-    fn story_of(&self, task: Task, count: usize, random: &mut Random) -> Result<Asked> {
+    fn story_of(&self, task: Task, count: usize, gifts: bool, random: &mut Random) -> Result<Asked> {
         for _ in 0..ATTEMPTS {
-            let asked = self.asked(task, simulate::facts(task, count, random)?, None, random)?;
+            let facts = if gifts { simulate::gifts(count, random) } else { simulate::facts(task, count, random)? };
+            let asked = self.asked(task, facts, None, random)?;
             if !asked.questions.is_empty() {
                 return Ok(asked);
             }
@@ -228,6 +268,12 @@ impl BabilongTraining {
         if self.again > 0.0 && random.uniform() < self.again {
             questions = sample.answered_again_first(questions)?;
         }
+        if let Some(prefer) = &self.prefer
+            && random.uniform() < prefer.share
+        {
+            // The sort is stable: both halves keep their order.
+            questions.sort_by_key(|question| !question.text.starts_with(&prefer.questions));
+        }
         Ok(Asked { facts: sample.facts, questions })
     }
 
@@ -243,7 +289,8 @@ impl BabilongTraining {
     fn aligned_text(&self, segments: usize, questions: usize, random: &mut Random) -> Result<Text> {
         let (task, asked) = (self.task(random), questions.min(segments / 2));
         let told = segments - asked;
-        let Asked { facts, questions } = self.story_of(task, told, random)?;
+        let gifts = self.is_of_gifts(task, random);
+        let Asked { facts, questions } = self.story_of(task, told, gifts, random)?;
         let (babilong, end) = (&self.babilong[0], self.end_token());
         let mut places: Vec<usize> = (0..told).collect();
         super::shuffle(&mut places, Random::new(random.bits()));
@@ -300,7 +347,8 @@ impl BabilongTraining {
                 }
             }
             let sample = Sample { facts, question: all[0].clone() };
-            let told: usize = babilong.facts(&sample)?.iter().map(|tokens| tokens.len()).sum();
+            let mut facts = Told { facts: babilong.facts(&sample)?, counts, next: 0 };
+            let told = super::told(&facts.facts);
             if prompts.is_empty() || told + asked > length {
                 most = (count - 1).max(least);
                 continue;
@@ -315,12 +363,17 @@ impl BabilongTraining {
                 }
             };
             let gaps = self.gaps(random);
+            let cut = self.cut > 0.0 && random.uniform() < self.cut;
             let mut context = babilong.sample_in(gaps, sample, Length(context), Random::new(random.bits()))?.context();
-            let (mut text, mut counts) = (Text::default(), counts.into_iter());
+            let (mut text, mut come) = (Text::default(), 0);
             while let Some(piece) = context.next_piece()? {
                 match piece {
-                    Piece::Fact(tokens) if counts.next() == Some(true) => text.tell(tokens.iter().copied()),
-                    Piece::Fact(tokens) | Piece::Background(tokens) => text.pass(tokens.iter().copied()),
+                    Piece::Fact(_) => {
+                        come += 1;
+                        facts.tell_until(come, &mut text);
+                    }
+                    Piece::Background(tokens) if cut => self.pass_and_cut(&tokens, &mut facts, &mut text, random),
+                    Piece::Background(tokens) => text.pass(tokens.iter().copied()),
                 }
             }
             prompts.iter().for_each(|prompt| text.ask(prompt));
@@ -328,6 +381,23 @@ impl BabilongTraining {
             return Ok(text);
         }
         Err(Error::config("segment", "room for a fact and a question with its answer", self.segment))
+    }
+
+    /// Background, and at a border between segments within it the next fact, told before its time so that the border cuts it.
+    fn pass_and_cut(&self, background: &[i32], facts: &mut Told, text: &mut Text, random: &mut Random) {
+        let mut left = background;
+        while let Some(next) = facts.facts.get(facts.next).map(|fact| fact.len()).filter(|tokens| *tokens > 1) {
+            let room = self.segment - text.ids.len() % self.segment;
+            let before = 1 + random.below(next - 1);
+            if left.len() < room || room < before {
+                break;
+            }
+            let (first, rest) = left.split_at(room - before);
+            text.pass(first.iter().copied());
+            facts.tell_until(facts.next + 1, text);
+            left = rest;
+        }
+        text.pass(left.iter().copied());
     }
 
     fn gaps(&self, random: &mut Random) -> Gaps {
@@ -344,6 +414,29 @@ impl BabilongTraining {
 struct Asked {
     facts: Vec<String>,
     questions: Vec<Question>,
+}
+
+/// The facts of a text in their order, and how many of them are told.
+struct Told {
+    facts: Vec<Arc<[i32]>>,
+    /// Whether it is a fact, or only seems to be one.
+    counts: Vec<bool>,
+    next: usize,
+}
+
+impl Told {
+    /// Tells facts until so many are told.
+    fn tell_until(&mut self, told: usize, text: &mut Text) {
+        while self.next < told {
+            let tokens = self.facts[self.next].iter().copied();
+            if self.counts[self.next] {
+                text.tell(tokens)
+            } else {
+                text.pass(tokens)
+            }
+            self.next += 1;
+        }
+    }
 }
 
 /// Facts that a story needs to answer anything, and does often enough: a thing must be taken or given, and in qa3 have been moved. In qa4 it

@@ -133,13 +133,19 @@ fn stages_have_the_keys_of_their_task_and_no_others() {
     assert_eq!(several, [2, 4].map(|n| Task::new(n).unwrap()));
     refused(&babilong.replace("[memory]", "forms = [\"now\", \"old\"]\n[memory]"), &["old"]);
     refused(&babilong.replace("[memory]", "forms = []\n[memory]"), &["line 5", "task.forms", "at least one form"]);
-    for key in ["alone = 0.5", "clusters = 0.5", "distract = 3", "again = 0.5"] {
+    for key in
+        ["alone = 0.5", "clusters = 0.5", "distract = 3", "again = 0.5", "prefer = { questions = \"What did\", share = 0.5 }"]
+    {
         assert!(Recipe::parse(&format!("{babilong}{key}"), &[]).is_ok(), "{key}");
         refused(&format!("{RECIPE}{key}"), &["(line 18)", "unknown field"]);
     }
-    for key in ["alone", "again"] {
+    for key in ["alone", "again", "gifts", "cut"] {
         refused(&format!("{babilong}{key} = 1.5"), &["stage 2 (line 14)", key, "from 0 to 1"]);
     }
+    refused(
+        &format!("{babilong}prefer = {{ questions = \"Who\", share = 2 }}"),
+        &["stage 2 (line 14)", "prefer.share", "from 0 to 1"],
+    );
     refused(&format!("{RECIPE}segment = 3"), &["stage.2.segment (line 18)", "unknown field `segment`"]);
     refused(&format!("{RECIPE}aligned = true"), &["stage.2.aligned (line 18)", "unknown field `aligned`"]);
     refused(&format!("{RECIPE}direct = true"), &["stage.2.direct (line 18)", "unknown field `direct`"]);
