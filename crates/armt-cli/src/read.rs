@@ -37,6 +37,9 @@ was to be appended, Ctrl-C leaves the memory as it was.
 --each reads many texts side by side, FILEs and all in folders among them, each into a memory file of its own: DIR/NAME.mem. Those that are there
 are not read again, so that the same command goes on with a reading that was stopped.";
 
+/// What is open at the end of a text is a word, unless it has more bytes than that.
+const LARGE: usize = 4096;
+
 /// What a shell sees of a command ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
@@ -98,7 +101,7 @@ pub fn run(args: &ReadArgs) -> Result<ExitCode> {
         // Nothing new: no file is written, so a failed command leaves none behind.
         return match end? {
             End::Finished => {
-                crate::say(format_args!("nothing left to read: the memory has all {} tokens", thousands(before.tokens_read()?)))?;
+                crate::say(format_args!("nothing left to read: the memory has all {} tokens", thousands(before.certain_tokens())))?;
                 Ok(ExitCode::SUCCESS)
             }
             End::Stopped => args.stopped(&before, None),
@@ -115,7 +118,7 @@ pub fn run(args: &ReadArgs) -> Result<ExitCode> {
         };
     }
     session.save(args.out())?;
-    let summary = args.summary(&before, &session, &done)?;
+    let summary = args.summary(&before, &session, &done);
     match end {
         Ok(End::Finished) => {
             crate::say(format_args!("{summary}"))?;
@@ -248,21 +251,29 @@ impl ReadArgs {
     }
 
     /// What was read, how fast, and what there is now.
-    fn summary(&self, before: &Session, after: &Session, done: &Done) -> Result<String> {
+    fn summary(&self, before: &Session, after: &Session, done: &Done) -> String {
         let Done { seconds, replaced, .. } = *done;
-        let (all, tokens) = (after.tokens_read()?, after.tokens_read()?.saturating_sub(before.tokens_read()?));
+        let (held, all) = (before.certain_tokens(), after.certain_tokens());
+        let tokens = all.saturating_sub(held);
         let rate = thousands((tokens as f64 / seconds.max(1e-9)) as u64);
         let size = bytes(std::fs::metadata(self.out()).map_or(0, |m| m.len()));
         let place = self.out().display();
         let mut line = format!("{} tokens read in {seconds:.1} s, {rate} tokens/s; {place} has {size}", thousands(tokens));
-        if before.tokens_read()? > 0 {
+        if held > 0 {
             line += &format!(" and {} tokens in all", thousands(all));
         }
         if replaced > 0 {
             let (s, were) = if replaced == 1 { ("", "was") } else { ("s", "were") };
             line += &format!("; {} byte{s} {were} no UTF-8 and {were} read as U+FFFD", thousands(replaced));
         }
-        Ok(line)
+        let open = after.state().tails()[0].text.bytes.len();
+        if open > LARGE {
+            line += &format!(
+                "; its last {} bytes are no tokens yet, for nothing in them ends a word: each question reads them anew",
+                thousands(open as u64)
+            );
+        }
+        line
     }
 
     /// Says what was kept and how to go on.

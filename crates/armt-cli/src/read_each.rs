@@ -114,7 +114,7 @@ impl ReadEach<'_> {
                 let folder = text.memory.parent().unwrap_or(self.out);
                 armt::files::make_folder(folder)?;
                 session.save(&text.memory)?;
-                tokens += session.tokens_read()?;
+                tokens += session.certain_tokens();
                 read += 1;
             }
             bytes += size;

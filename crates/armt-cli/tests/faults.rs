@@ -108,6 +108,16 @@ fn a_closed_standard_error_ends_nothing() {
 }
 
 #[test]
+fn what_is_no_tokens_yet_is_not_counted_and_is_told_where_it_is_large() {
+    let place = place();
+    std::fs::write(place.path("word.txt"), format!("the cat {}", "x".repeat(10_000))).unwrap();
+    let said = place.good("read model word.txt --memory word.mem --device cpu");
+    assert!(!said.starts_with("10,0") && said.contains("its last 10,001 bytes are no tokens yet"), "{said}");
+    let said = place.good("read model text.txt --memory text.mem --device cpu");
+    assert!(!said.contains("no tokens yet"), "{said}");
+}
+
+#[test]
 fn a_model_that_keeps_nothing_does_not_read() {
     let place = place();
     let said = place.bad("read gpt2 text.txt --memory out.mem --device cpu");

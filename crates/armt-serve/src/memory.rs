@@ -106,14 +106,8 @@ impl Now {
 
     /// Tokens that were read whatever comes next: without those of the word that is open at the end.
     pub fn certain_tokens(&self) -> u64 {
-        certain_tokens(&self.session)
+        self.session.certain_tokens()
     }
-}
-
-/// Tokens that a session has read whatever comes next.
-pub fn certain_tokens(session: &Session) -> u64 {
-    let state = session.state();
-    state.tokens_read() + state.tails()[0].tokens.len() as u64
 }
 
 /// How far a reading moved a memory.

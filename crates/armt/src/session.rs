@@ -117,6 +117,11 @@ impl Session {
         Ok(self.state.tokens_read() + (tokens.len() + self.tokenizer.encode_open(text)?.len()) as u64)
     }
 
+    /// Tokens that were read whatever comes next: without those of what is open and no tokens yet, such as the word at the end.
+    pub fn certain_tokens(&self) -> u64 {
+        self.state.tokens_read() + self.state.tails()[0].tokens.len() as u64
+    }
+
     /// Takes a state in place of what was read. One of another model, of several texts, or with a token outside the vocabulary, is an error.
     pub fn set_state(&mut self, state: State) -> Result<()> {
         self.model.expect_state(&state, 1)?;

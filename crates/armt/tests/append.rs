@@ -12,6 +12,7 @@ use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window};
 use armt::text::{OpenText, Source, TokenStream, Tokenized, Tokenizer, TokenizerThreads};
 use armt::{Error, Model, Session, SideBySide};
 use proptest::prelude::*;
+use serde_json::{Value, json};
 
 #[path = "support/tiny_gpt2.rs"]
 mod tiny_gpt2;
@@ -49,6 +50,44 @@ static SMALL: LazyLock<Vec<Session>> = LazyLock::new(|| {
     };
     memories.into_iter().map(one).collect()
 });
+
+/// GPT-2's pieces behind other expressions: Llama 3's, and Qwen2's after NFC.
+static SPLIT: LazyLock<Vec<Arc<Tokenizer>>> = LazyLock::new(|| {
+    let gpt2 = Tokenizer::find(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/gpt2")).unwrap().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    gpt2.save(folder.path()).unwrap();
+    let json: Value = serde_json::from_slice(&std::fs::read(folder.path().join("tokenizer.json")).unwrap()).unwrap();
+    let others = [(r"\p{N}{1,3}", Value::Null), (r"\p{N}", json!({"type": "NFC"}))].map(|(numbers, normalizer)| {
+        let expression = format!(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        );
+        let mut json = json.clone();
+        json["normalizer"] = normalizer;
+        json["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false},
+            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+        ]});
+        Arc::new(Tokenizer::from_json(json.to_string().as_bytes()).unwrap())
+    });
+    others.to_vec()
+});
+
+/// The tokens of a text that comes in pieces, and what is open at its end.
+fn tokens_in_pieces(tokenizer: &Arc<Tokenizer>, text: &[u8], cuts: &[usize], block: usize) -> (Vec<i32>, OpenText) {
+    let (mut tokens, mut open, mut from) = (Vec::new(), OpenText::default(), 0);
+    for to in cuts.iter().copied().chain([text.len()]) {
+        if to == from {
+            continue;
+        }
+        let source = Source::reader(Path::new("a piece"), Cursor::new(text[from..to].to_vec()));
+        let mut stream = TokenStream::with_block(tokenizer.clone(), vec![source], block).unwrap().after(&open).on_threads(&THREADS);
+        while let Some(piece) = stream.next_piece().unwrap() {
+            tokens.extend(piece.tokens);
+        }
+        (open, from) = (stream.rest(), to);
+    }
+    (tokens, open)
+}
 
 fn append(session: &mut Session, piece: &[u8]) {
     session.read_from("a piece", Cursor::new(piece.to_vec())).unwrap();
@@ -115,6 +154,23 @@ fn fragment() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
+/// Han, kana, Hangul, Latin, Greek and Arabic letters, marks that join them, digits, and punctuation and whitespace of every kind.
+fn written() -> impl Strategy<Value = Vec<u8>> {
+    let one = prop_oneof![
+        "[\u{4e00}-\u{9fa5}]{1,4}",
+        "[\u{3041}-\u{3096}\u{3099}-\u{309c}\u{30a1}-\u{30fc}]{1,4}",
+        "[\u{ac00}-\u{ac20}\u{1100}-\u{1103}\u{1161}-\u{1163}\u{11a8}-\u{11aa}]{1,4}",
+        "[A-Za-z]{1,4}",
+        "[a-eà-ö\u{300}-\u{308}\u{212b}α-ωا-ي]{1,4}",
+        "[0-9०-९]{1,5}",
+        "[、。，！？：；「」『』（）\u{37e}\u{2026}]{1,3}",
+        "[!-/:-@'’\"]{1,3}",
+        "'(s|S|t|re|VE|m|ll|d|ſ)",
+        "[ \n\r\t\u{a0}\u{2000}\u{3000}]{1,3}",
+    ];
+    one.prop_map(String::into_bytes)
+}
+
 fn cuts(text: &[u8], places: &[prop::sample::Index]) -> Vec<usize> {
     let mut cuts: Vec<usize> = places.iter().map(|place| place.index(text.len() + 1)).collect();
     cuts.sort_unstable();
@@ -177,21 +233,24 @@ proptest! {
         block in 16..300usize,
     ) {
         let (text, tokenizer) = (parts.concat(), SHIPPED.tokenizer());
-        let (mut tokens, mut open, mut from) = (Vec::new(), Default::default(), 0);
-        for to in cuts(&text, &places).into_iter().chain([text.len()]).filter(|to| *to > 0) {
-            if to == from {
-                continue;
-            }
-            let source = Source::reader(Path::new("a piece"), Cursor::new(text[from..to].to_vec()));
-            let mut stream = TokenStream::with_block(tokenizer.clone(), vec![source], block).unwrap().after(&open).on_threads(&THREADS);
-            while let Some(piece) = stream.next_piece().unwrap() {
-                tokens.extend(piece.tokens);
-            }
-            open = stream.rest();
-            from = to;
-        }
+        let (mut tokens, open) = tokens_in_pieces(tokenizer, &text, &cuts(&text, &places), block);
         tokens.extend(tokenizer.encode_open(&open).unwrap());
         prop_assert_eq!(tokens, tokenizer.encode(&String::from_utf8_lossy(&text)).unwrap());
+    }
+
+    #[test]
+    fn pieces_leave_the_tokens_of_llama_s_and_qwen_s_tokenizers(
+        parts in prop::collection::vec(prop_oneof![3 => written(), 1 => fragment()], 1..200),
+        places in prop::collection::vec(any::<prop::sample::Index>(), 0..30),
+        block in 16..300usize,
+    ) {
+        let text = parts.concat();
+        let whole = String::from_utf8_lossy(&text);
+        for tokenizer in SPLIT.iter() {
+            let (mut tokens, open) = tokens_in_pieces(tokenizer, &text, &cuts(&text, &places), block);
+            tokens.extend(tokenizer.encode_open(&open).unwrap());
+            prop_assert_eq!(tokens, tokenizer.encode(&whole).unwrap(), "{:?}", &whole);
+        }
     }
 }
 
@@ -233,6 +292,17 @@ fn a_text_without_spaces_does_not_wait_for_one() {
     let mut session = SHIPPED.fork();
     append(&mut session, text.as_bytes());
     assert!(session.state().tokens_read() > 20_000 && session.state().tails()[0].text.bytes.len() < 100);
+}
+
+#[test]
+fn a_text_without_spaces_does_not_wait_for_one_with_llama_s_and_qwen_s_tokenizers() {
+    let text = "我们去了厨房，然后约翰搬到花园。".repeat(1 << 15);
+    for tokenizer in SPLIT.iter() {
+        let (tokens, open) = tokens_in_pieces(tokenizer, text.as_bytes(), &[], 1 << 20);
+        let closed = text.len() - open.bytes.len();
+        assert!(text.len() > 1_000_000 && open.bytes.len() < 100, "{} bytes are open", open.bytes.len());
+        assert!(tokens == tokenizer.encode(&text[..closed]).unwrap());
+    }
 }
 
 #[test]

@@ -22,7 +22,7 @@ use self::text::{Inbox, Part, Text};
 use self::turn::{Turn, Waits};
 use crate::keep::Keeper;
 use crate::limits::Limits;
-use crate::memory::{Change, Memory, Moved, certain_tokens, lock};
+use crate::memory::{Change, Memory, Moved, lock};
 use crate::metrics::Metrics;
 use crate::refusal::{Refusal, Reply};
 
@@ -448,7 +448,7 @@ impl Readings {
             // A file of it could not be written, and what it answers is nothing. It stays what it was.
             session.to_bytes()?;
         }
-        Metrics::add(&self.metrics.tokens, certain_tokens(&session) - before.certain_tokens());
+        Metrics::add(&self.metrics.tokens, session.certain_tokens() - before.certain_tokens());
         Metrics::add(&self.metrics.bytes, bytes);
         let text_bytes = before.text_bytes + bytes;
         lock(&text.inbox).set_tail(session.state().tails()[0].tokens.len());

@@ -18,7 +18,7 @@ use super::{Id, LARGE, Whole, aside, encode, events, json_of, received, tokens_r
 use crate::app::App;
 use crate::asking::Question;
 use crate::keys::Client;
-use crate::memory::{Made, Memory, Now, certain_tokens};
+use crate::memory::{Made, Memory, Now};
 use crate::metrics::Metrics;
 use crate::refusal::{Refusal, Reply};
 
@@ -105,10 +105,10 @@ pub async fn end(State(app): State<Arc<App>>, Extension(client): Extension<Clien
             // As long as it is worked on, also where its client has gone away.
             let own = &reserved.0;
             let Now { session, text_bytes, .. } = own.now();
-            let before = certain_tokens(&session);
+            let before = session.certain_tokens();
             let mut session = session.fork();
             session.end_document()?;
-            Metrics::add(&metrics.tokens, certain_tokens(&session) - before);
+            Metrics::add(&metrics.tokens, session.certain_tokens() - before);
             own.put(session, text_bytes, None);
             Ok(())
         })

@@ -15,11 +15,28 @@
 //! looks ahead. So every such change, with no whitespace before it and no apostrophe between, is a border. What class a character has is
 //! asked only where every version of Unicode says the same; places beside others are no borders.
 //!
-//! Of any other tokenizer a single space between two characters that are no whitespace is taken for a border, and it is tried on some texts
-//! whether that holds. Neither kind has a border within one of the tokenizer's added tokens.
+//! Those of Llama 3's kind differ in their expression ([`LLAMA3`] and [`QWEN2`]):
+//!
+//! ```text
+//! (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+//! ```
+//!
+//! A match of it that has a letter ends with its last letter, and none looks further than that, so there is a border wherever what is no letter
+//! follows a letter: a text without spaces has them at its punctuation. The other way round there is none, for what is before letters may be
+//! joined to them. NFC, which Qwen's have before the expression, joins none of the characters that are looked into to what is before it.
+//!
+//! Of these, and of any other tokenizer, a single space between two characters that are no whitespace is taken for a border, and it is tried on
+//! some texts whether that holds. No kind has a border within one of the tokenizer's added tokens.
 
 use serde_json::Value;
 use tokenizers::AddedToken;
+
+/// Llama 3's way to cut a text.
+pub(super) const LLAMA3: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Qwen2's, whose digits stand alone.
+pub(super) const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// The borders of a tokenizer.
 #[derive(Debug)]
@@ -32,6 +49,8 @@ pub(super) struct Borders {
 enum Rule {
     /// Where the class of characters changes: GPT-2's kind.
     Classes,
+    /// Behind letters, and at single spaces: Llama 3's kind.
+    Letters,
     /// At single spaces.
     Spaces,
 }
@@ -46,7 +65,7 @@ struct Added {
     looks_ahead: bool,
 }
 
-/// What GPT-2's expression takes a character for.
+/// What the expressions take a character for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     Space,
@@ -60,19 +79,14 @@ enum Class {
 impl Borders {
     /// The borders of a tokenizer from its JSON.
     pub(super) fn of(tokenizer: &Value, added: impl Iterator<Item = AddedToken>) -> Self {
-        let before = &tokenizer["pre_tokenizer"];
-        let gpt2 = tokenizer["normalizer"].is_null()
-            && before["type"] == "ByteLevel"
-            && before["add_prefix_space"] == false
-            && before["use_regex"] != false
-            && tokenizer["model"]["type"] == "BPE"
-            && tokenizer["model"]["dropout"].is_null();
-        let added = added.map(|token| Added {
+        let added: Vec<AddedToken> = added.filter(|token| !token.content.is_empty()).collect();
+        let rule = Rule::of(tokenizer, &added);
+        let added = added.into_iter().map(|token| Added {
             text: token.content,
             looks_back: token.lstrip || token.single_word,
             looks_ahead: token.rstrip || token.single_word,
         });
-        Borders { rule: if gpt2 { Rule::Classes } else { Rule::Spaces }, added: added.filter(|a| !a.text.is_empty()).collect() }
+        Borders { rule, added: added.collect() }
     }
 
     /// The last border of a text, not after `end`.
@@ -100,9 +114,34 @@ impl Borders {
         let (Some(before), Some(next)) = (left.chars().next_back(), after.next()) else { return false };
         let changes = match self.rule {
             Rule::Classes => changes(before, class(before), class(next)),
-            Rule::Spaces => next == ' ' && !before.is_whitespace() && after.next().is_some_and(|c| !c.is_whitespace()),
+            Rule::Letters => ends_letters(before, next) || is_single_space(before, next, after.next()),
+            Rule::Spaces => is_single_space(before, next, after.next()),
         };
         changes && !self.added.iter().any(|added| added.spans(left, right))
+    }
+}
+
+impl Rule {
+    fn of(tokenizer: &Value, added: &[AddedToken]) -> Self {
+        let (normalizer, before) = (&tokenizer["normalizer"], &tokenizer["pre_tokenizer"]);
+        let merged = tokenizer["model"]["type"] == "BPE" && tokenizer["model"]["dropout"].is_null();
+        let bytes = |part: &Value| part["type"] == "ByteLevel" && part["add_prefix_space"] == false;
+        let split = |part: &Value| {
+            let known = part["pattern"]["Regex"].as_str().is_some_and(|expression| [LLAMA3, QWEN2].contains(&expression));
+            part["type"] == "Split" && known && part["behavior"] == "Isolated" && part["invert"] == false
+        };
+        // An added token that is looked for in the normalized text may be there in other characters than those that are looked at here.
+        let composed = || normalizer["type"] == "NFC" && !added.iter().any(|token| token.normalized);
+        match before["pretokenizers"].as_array().map(Vec::as_slice) {
+            _ if !merged => Rule::Spaces,
+            None if normalizer.is_null() && bytes(before) && before["use_regex"] != false => Rule::Classes,
+            Some([first, second])
+                if (normalizer.is_null() || composed()) && split(first) && bytes(second) && second["use_regex"] == false =>
+            {
+                Rule::Letters
+            }
+            _ => Rule::Spaces,
+        }
     }
 }
 
@@ -150,6 +189,16 @@ fn changes(before: char, one: Class, other: Class) -> bool {
     }
 }
 
+/// Whether a letter is followed by what is surely none, where every match of Llama 3's expression ends.
+fn ends_letters(before: char, next: char) -> bool {
+    class(before) == Class::Letter && !matches!(class(next), Class::Letter | Class::Unsure)
+}
+
+/// Whether a space stands alone between two characters.
+fn is_single_space(before: char, next: char, after: Option<char>) -> bool {
+    next == ' ' && !before.is_whitespace() && after.is_some_and(|c| !c.is_whitespace())
+}
+
 /// The class of a character, where it has been the same in all versions of Unicode since it came.
 fn class(c: char) -> Class {
     match c {
@@ -173,14 +222,19 @@ fn class(c: char) -> Class {
 #[cfg(test)]
 mod tests {
     use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+    use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior};
 
     use super::*;
 
     /// Where GPT-2's expression ends its matches.
     fn ends(text: &str) -> Vec<usize> {
+        ends_of(&ByteLevel::new(false, true, true), text)
+    }
+
+    fn ends_of(expression: &impl PreTokenizer, text: &str) -> Vec<usize> {
         let mut string = PreTokenizedString::from(text);
-        ByteLevel::new(false, true, true).pre_tokenize(&mut string).unwrap();
+        expression.pre_tokenize(&mut string).unwrap();
         string.get_splits(OffsetReferential::Original, OffsetType::Byte).into_iter().map(|(_, (_, end), _)| end).collect()
     }
 
@@ -225,6 +279,27 @@ mod tests {
             let (left, right) = text.split_at(at);
             let pieces: Vec<usize> = ends(left).into_iter().chain(ends(right).into_iter().map(|end| at + end)).collect();
             assert_eq!(pieces, all, "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn what_follows_letters_begins_a_match_of_llama_s_and_qwen_s_expressions() {
+        let borders = Borders { rule: Rule::Letters, added: Vec::new() };
+        let text = "It's 5 o'clock, DON''T we're!' r x  y\n\n z\t\u{3000}日本。語\u{301}か゛い（東京）12ab3x\u{d7}c";
+        for expression in [LLAMA3, QWEN2] {
+            let pattern = SplitPattern::Regex(expression.into());
+            let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).unwrap();
+            let all = ends_of(&split, text);
+            let found: Vec<usize> = (1..text.len()).filter(|at| borders.is(text, *at)).collect();
+            assert!(found.len() >= 15 && borders.words(text).is_none(), "{found:?}");
+            for at in found {
+                let (left, right) = text.split_at(at);
+                let right = ends_of(&split, right).into_iter().map(|end| at + end);
+                assert_eq!(ends_of(&split, left).into_iter().chain(right).collect::<Vec<_>>(), all, "cut at {at}");
+            }
+            for c in ('\0'..=char::MAX).filter(|c| class(*c) == Class::Letter) {
+                assert_eq!(ends_of(&split, &format!("a{c}!")), [1 + c.len_utf8(), 2 + c.len_utf8()], "{c:?}");
+            }
         }
     }
 

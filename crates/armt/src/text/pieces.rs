@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 
 use super::Tokenizer;
+use super::border::{LLAMA3, QWEN2};
 use crate::error::{Error, Result};
 
 /// What a GGUF file says of its tokenizer, by its names: `tokenizer.ggml.NAME`.
@@ -27,12 +28,6 @@ pub struct Pieces {
     /// Whether `llama` puts a space before a text.
     pub space_before: bool,
 }
-
-/// Llama 3's way to cut a text, and Qwen2's, whose digits stand alone.
-const LLAMA3: &str =
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const QWEN2: &str =
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 const MARK: u64 = 3;
 const USERS: u64 = 4;
