@@ -175,9 +175,10 @@ pub fn tokenizer(source: &Path) -> Result<Option<Tokenizer>> {
         key(name).and_then(Value::as_array).into_iter().flatten().filter_map(|v| v.as_str().map(String::from)).collect()
     };
     let flag = |name: &str, usual: bool| key(name).and_then(Value::as_bool).unwrap_or(usual);
+    let pre = key("pre").and_then(Value::as_str).unwrap_or("gpt-2");
     let pieces = Pieces {
         model: model.into(),
-        pre: key("pre").and_then(Value::as_str).unwrap_or("gpt-2").into(),
+        pre: pre.into(),
         tokens: texts("tokens"),
         kinds: key("token_type").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_u64).collect(),
         scores: key("scores").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_f64).collect(),
@@ -185,7 +186,7 @@ pub fn tokenizer(source: &Path) -> Result<Option<Tokenizer>> {
         begin: key("bos_token_id")
             .and_then(Value::as_u64)
             .map(|id| id as usize)
-            .filter(|_| flag("add_bos_token", model == "llama")),
+            .filter(|_| flag("add_bos_token", Pieces::usually_begin(model, pre))),
         space_before: flag("add_space_prefix", true),
     };
     Tokenizer::from_pieces(&pieces).map(Some).map_err(|e| Error::file(source, e))

@@ -142,6 +142,55 @@ fn a_damaged_file_is_refused_and_nothing_panics() {
     }
 }
 
+/// A text as a GGUF file has it.
+fn text(text: &str) -> Vec<u8> {
+    [(text.len() as u64).to_le_bytes().to_vec(), text.as_bytes().to_vec()].concat()
+}
+
+/// A file of keys alone: each has a name, the number of its type and the bytes of its value.
+fn keys(keys: &[(&str, u32, Vec<u8>)]) -> Vec<u8> {
+    let counts = [0, keys.len() as u64].map(u64::to_le_bytes).concat();
+    let keys = keys.iter().flat_map(|(name, kind, value)| [text(name), kind.to_le_bytes().to_vec(), value.clone()].concat());
+    [b"GGUF".to_vec(), 3u32.to_le_bytes().to_vec(), counts, keys.collect()].concat()
+}
+
+/// The value of a key that is a list.
+fn list(kind: u32, count: u64, items: Vec<u8>) -> Vec<u8> {
+    [kind.to_le_bytes().to_vec(), count.to_le_bytes().to_vec(), items].concat()
+}
+
+#[test]
+fn texts_begin_with_a_token_as_llama_cpp_begins_them_unless_the_file_says_otherwise() {
+    const TEXT: u32 = 8;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.gguf");
+    // No merges lead to `abc`.
+    let pieces = ["<|begin|>", "a", "b", "c", "abc"];
+    for (pre, said, begins, whole) in [
+        ("llama3", None, true, true),
+        ("llama-v3", None, true, true),
+        ("llama-bpe", None, true, true),
+        ("llama-bpe", Some(false), false, true),
+        ("qwen2", None, false, false),
+        ("qwen2", Some(true), true, false),
+        ("gpt-2", None, false, false),
+    ] {
+        let mut all = vec![
+            ("tokenizer.ggml.model", TEXT, text("gpt2")),
+            ("tokenizer.ggml.pre", TEXT, text(pre)),
+            ("tokenizer.ggml.tokens", 9, list(TEXT, 5, pieces.map(text).concat())),
+            ("tokenizer.ggml.token_type", 9, list(0, 5, vec![3, 1, 1, 1, 1])),
+            ("tokenizer.ggml.merges", 9, list(TEXT, 0, vec![])),
+            ("tokenizer.ggml.bos_token_id", 4, vec![0; 4]),
+        ];
+        all.extend(said.map(|said| ("tokenizer.ggml.add_bos_token", 7, vec![u8::from(said)])));
+        std::fs::write(&path, keys(&all)).unwrap();
+        let tokenizer = checkpoint::tokenizer(&path).unwrap().unwrap();
+        assert_eq!(tokenizer.begin_of_text(), begins.then_some(0), "{pre}, {said:?}");
+        assert_eq!(tokenizer.encode("abc").unwrap(), if whole { vec![4] } else { vec![1, 2, 3] }, "{pre}");
+    }
+}
+
 const SMOLLM2_TOKENS: usize = 684;
 const SMOLLM2_PERPLEXITY: f64 = 29.985_664;
 

@@ -29,6 +29,10 @@ pub struct Pieces {
     pub space_before: bool,
 }
 
+/// llama.cpp's names of Llama 3's way to cut a text. Where a file says nothing else, its texts begin with a token, and a word that is a piece is
+/// that piece whatever the merges are.
+const LLAMA3_NAMES: [&str; 3] = ["llama3", "llama-v3", "llama-bpe"];
+
 const MARK: u64 = 3;
 const USERS: u64 = 4;
 const UNKNOWN: u64 = 2;
@@ -55,6 +59,11 @@ impl Tokenizer {
 }
 
 impl Pieces {
+    /// Whether texts begin with a token where a file of this `model` and `pre` does not say so.
+    pub fn usually_begin(model: &str, pre: &str) -> bool {
+        model == "llama" || LLAMA3_NAMES.contains(&pre)
+    }
+
     fn kind(&self, piece: usize) -> u64 {
         self.kinds.get(piece).copied().unwrap_or(1)
     }
@@ -83,7 +92,8 @@ impl Pieces {
 
     fn merged(&self) -> Value {
         json!({"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
-            "fuse_unk": false, "byte_fallback": false, "ignore_merges": self.pre == "llama-bpe", "vocab": self.vocab(), "merges": self.merges})
+            "fuse_unk": false, "byte_fallback": false, "ignore_merges": LLAMA3_NAMES.contains(&self.pre.as_str()),
+            "vocab": self.vocab(), "merges": self.merges})
     }
 
     fn cut(&self) -> Result<Value> {
@@ -96,7 +106,7 @@ impl Pieces {
         Ok(match self.pre.as_str() {
             "gpt-2" | "gpt2" => bytes(true),
             "smollm" => json!({"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": true}, bytes(true)]}),
-            "llama-bpe" | "llama3" => split(LLAMA3),
+            llama3 if LLAMA3_NAMES.contains(&llama3) => split(LLAMA3),
             "qwen2" => split(QWEN2),
             other => {
                 let known = "gpt-2, smollm, llama-bpe and qwen2";
