@@ -191,6 +191,40 @@ fn texts_begin_with_a_token_as_llama_cpp_begins_them_unless_the_file_says_otherw
     }
 }
 
+#[test]
+fn a_tensor_with_a_size_of_0_is_refused_by_its_name() {
+    let good = std::fs::read(fixture("llama-q8.gguf")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("damaged.gguf");
+    for tensor in Gguf::open(&fixture("llama-q8.gguf")).unwrap().tensors {
+        let name = text(&tensor.name);
+        let sizes = good.windows(name.len()).position(|bytes| bytes == name).unwrap() + name.len() + 4;
+        for size in 0..tensor.shape.len() {
+            let mut bytes = good.clone();
+            bytes[sizes + 8 * size..][..8].fill(0);
+            std::fs::write(&path, bytes).unwrap();
+            let said = Tensors::open(&path).err().unwrap().to_string();
+            assert!(said.contains(&tensor.name) && said.contains("no values"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn long_lists_are_passed_over_where_nothing_reads_them_and_refused_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("long.gguf");
+    for (name, read) in [("general.things", false), ("tokenizer.ggml.token_type", true)] {
+        std::fs::write(&path, keys(&[(name, 9, list(0, 1 << 27, vec![]))])).unwrap();
+        // The items are a hole in the file.
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(file.metadata().unwrap().len() + (1 << 27)).unwrap();
+        match Gguf::open(&path) {
+            Ok(gguf) => assert!(!read && gguf.key(name).unwrap().as_array().unwrap().is_empty()),
+            Err(error) => assert!(read && error.to_string().contains("tokenizer.ggml.token_type has 134217728 items"), "{error}"),
+        }
+    }
+}
+
 const SMOLLM2_TOKENS: usize = 684;
 const SMOLLM2_PERPLEXITY: f64 = 29.985_664;
 

@@ -29,6 +29,12 @@ pub const MAGIC: [u8; 4] = *b"GGUF";
 const VERSIONS: [u32; 2] = [2, 3];
 /// Names, keys and lists may be no longer: a damaged file is not to ask for all memory.
 const LONGEST: u64 = 1 << 28;
+/// Lists that are read, by their keys. A kept item takes some thirty times its bytes in the file: other lists are passed over.
+const LISTS: [&str; 4] = ["tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.scores", "tokenizer.ggml.merges"];
+/// The type of a list.
+const LIST: u32 = 9;
+/// More items than a list of any tokenizer has.
+const MOST_ITEMS: u64 = 1 << 24;
 
 /// How a tensor's numbers are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,6 +222,26 @@ impl Reading<'_> {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    /// The value of a key. A list that nothing reads is an empty one.
+    fn value_of(&mut self, key: &str, kind: u32) -> Result<Value> {
+        if kind != LIST {
+            return self.value(kind);
+        }
+        let (kind, count) = (self.u32()?, self.count()?);
+        if kind == LIST {
+            return Err(Error::file(self.path, "a key is a list of lists, which no model has"));
+        }
+        let mut items = (0..count).map(|_| self.value(kind));
+        if !LISTS.contains(&key) {
+            items.try_for_each(|item| item.map(drop))?;
+            return Ok(json!([]));
+        }
+        if count > MOST_ITEMS {
+            return Err(Error::file(self.path, format!("{key} has {count} items, more than {MOST_ITEMS}")));
+        }
+        items.collect::<Result<_>>().map(Value::Array)
+    }
+
     fn value(&mut self, kind: u32) -> Result<Value> {
         Ok(match kind {
             0 => json!(u8::from_le_bytes(self.bytes()?)),
@@ -231,13 +257,6 @@ impl Reading<'_> {
             }
             7 => json!(self.bytes::<1>()?[0] != 0),
             8 => json!(self.text()?),
-            9 => {
-                let (kind, count) = (self.u32()?, self.count()?);
-                if kind == 9 {
-                    return Err(Error::file(self.path, "a key is a list of lists, which no model has"));
-                }
-                Value::Array((0..count).map(|_| self.value(kind)).collect::<Result<_>>()?)
-            }
             10 => json!(self.u64()?),
             11 => json!(i64::from_le_bytes(self.bytes()?)),
             12 => json!(f64::from_le_bytes(self.bytes()?)),
@@ -253,7 +272,7 @@ impl Gguf {
         File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == MAGIC
     }
 
-    /// Reads metadata and list. A file that is none, cut short, or with tensors of a kind that is not known, is an error.
+    /// Reads metadata and list. A file that is none, cut short, or with tensors of a kind that is not known or without values, is an error.
     pub fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(|e| Error::io(path, e))?;
         let size = file.metadata().map_err(|e| Error::io(path, e))?.len();
@@ -269,7 +288,7 @@ impl Gguf {
         let mut keys = HashMap::new();
         for _ in 0..count {
             let (name, kind) = (r.text()?, r.u32()?);
-            let value = r.value(kind)?;
+            let value = r.value_of(&name, kind)?;
             keys.insert(name, value);
         }
         let mut listed = Vec::new();
@@ -281,6 +300,9 @@ impl Gguf {
             }
             let mut shape = (0..dims).map(|_| r.u64()).collect::<Result<Vec<u64>>>()?;
             shape.reverse();
+            if shape.contains(&0) {
+                return Err(Error::file(path, format!("{name} of shape {shape:?} has no values")));
+            }
             let (number, at) = (r.u32()?, r.u64()?);
             let kind = Quantised::of(number).ok_or_else(|| {
                 Error::file(
