@@ -17,7 +17,10 @@ use crate::recurrence::Recurrent;
 use crate::state::file::Owner;
 use crate::text::{Pieces, Tokenizer, end_tokens};
 use crate::weights::gguf::Gguf;
-use crate::weights::{self, Entry, Found, Tensors};
+use crate::weights::{Entry, FileTensor, Found, Tensors, Writing};
+
+/// The file of a model's weights in its folder.
+pub const WEIGHTS: &str = "model.safetensors";
 
 /// Hears every parameter with its values in a file.
 pub type Each<'a> = &'a mut dyn FnMut(&Param, &mut [f32]) -> Result<()>;
@@ -113,15 +116,14 @@ pub fn save_config(config: &Config, folder: &Path) -> Result<()> {
 /// Writes a folder: configuration and weights in f32 or bf16. Files are written beside and renamed.
 pub fn save(recurrence: &dyn Recurrent, config: &Config, folder: &Path, dtype: DType) -> Result<()> {
     save_config(config, folder)?;
-    let tensors = export(recurrence, |p| Ok(p.value()))?;
-    let metadata = HashMap::from([("format".into(), "pt".into())]);
-    weights::write(&folder.join("model.safetensors"), &tensors, dtype, metadata)
+    let tensors: Vec<FileTensor<'_>> = recurrence.entries().into_iter().map(FileTensor::whole).collect();
+    Writing::of(&folder.join(WEIGHTS), &tensors, dtype)?.finish()
 }
 
 /// Writes the plain backbone as a folder that Hugging Face's `transformers` opens: `config.json` and `model.safetensors` in f32 or bf16. A model
 /// that is no backbone with a memory is refused.
 pub fn save_plain(recurrence: &dyn Recurrent, config: &Config, folder: &Path, dtype: DType) -> Result<()> {
-    let tensors = recurrence.plain()?;
+    let tensors = recurrence.plain();
     let tensors = tensors.ok_or_else(|| Error::Unsupported("the model has no backbone that others could open".into()))?;
     crate::files::make_folder(folder)?;
     let mut backbone = config.backbone.clone();
@@ -129,8 +131,7 @@ pub fn save_plain(recurrence: &dyn Recurrent, config: &Config, folder: &Path, dt
     ["dtype", "torch_dtype"].iter().filter(|key| config.backbone.get(key).is_some()).for_each(|key| backbone[*key] = stored.into());
     let text = serde_json::to_string_pretty(&backbone).map_err(|e| Error::file(folder, e))?;
     write_beside(&folder.join("config.json"), text.as_bytes())?;
-    let metadata = HashMap::from([("format".into(), "pt".into())]);
-    weights::write(&folder.join("model.safetensors"), &tensors, dtype, metadata)
+    Writing::of(&folder.join(WEIGHTS), &tensors, dtype)?.finish()
 }
 
 /// The backbone's configuration of a Hugging Face folder, or of a GGUF file. Tokens that end a text by `generation_config.json` end it.

@@ -7,7 +7,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -22,6 +21,9 @@ use armt::weights::Tensors;
 use armt::{Model, State};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
+
+#[path = "support/file.rs"]
+mod file;
 
 type Outcome = Result<(), String>;
 
@@ -275,7 +277,7 @@ impl Case {
             (entry.name.clone(), shape, values)
         });
         let (path, all) = (place.join("model.safetensors"), all.collect::<Vec<_>>());
-        armt::weights::write(&path, &all, DType::F32, HashMap::new()).unwrap();
+        file::write(&path, &all);
         Tensors::open(&path).unwrap()
     }
 }

@@ -19,6 +19,9 @@ use armt::{Model, State};
 use serde_json::{Value, json};
 use small::{VOCAB, model, numbers, off, tokens, used_state};
 
+#[path = "support/file.rs"]
+mod file;
+
 /// Small ones with and without what is optional.
 fn backbones() -> Vec<Value> {
     vec![
@@ -181,7 +184,7 @@ fn folder(place: &Path, model: &Model, rename: impl Fn(&str) -> String, change: 
     change(&mut backbone);
     std::fs::write(place.join("config.json"), backbone.to_string()).unwrap();
     let tensors: Vec<_> = model.export(|p| Ok(p.value())).unwrap().into_iter().map(|(n, s, v)| (rename(&n), s, v)).collect();
-    armt::weights::write(&place.join("model.safetensors"), &tensors, DType::F32, Default::default()).unwrap();
+    file::write(&place.join("model.safetensors"), &tensors);
 }
 
 /// BlinkDL's names, said once more.

@@ -11,7 +11,6 @@
 //!
 //! so that forward passes, schedules and kernels are those of any model, at the price of one gradient and one copy of each changed matrix.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use armt_engine::{DType, Device, Param, Tensor};
@@ -22,7 +21,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::files::write_json;
 use crate::model::Model;
-use crate::weights::{self, Found, Tensors};
+use crate::weights::{self, FileTensor, Tensors, Writing};
 
 /// What training has of an adapter.
 pub struct AdapterTraining {
@@ -148,29 +147,27 @@ impl AdapterTraining {
             },
         };
         let entries = self.lora.iter().flat_map(Lora::entries).chain(memory_entries(model));
-        let tensors = entries.map(|entry| {
-            let values = entry.export(&entry.param.value().to_f32_vec()?);
-            Ok((entry.name, entry.shape, values))
-        });
-        write(&folder.join(TENSORS), &tensors.collect::<Result<Vec<_>>>()?)?;
+        let tensors: Vec<FileTensor<'_>> = entries.map(FileTensor::whole).collect();
+        Writing::of(&folder.join(TENSORS), &tensors, DType::F32)?.finish()?;
         write_json(&folder.join(CONFIG), &file)
     }
 
     /// Writes the base's values of the matrices that are changed, if any are: to go on without the base's folder.
     pub fn save_base(&self, model: &Model, path: &Path) -> Result<()> {
-        let mut tensors: Vec<Found> = Vec::new();
+        if self.weights.is_empty() {
+            return Ok(());
+        }
+        let of = |weight: &Param| {
+            let projections = model.recurrence().projections().into_iter().map(|(_, entry)| entry);
+            projections.filter(|entry| entry.param.name() == weight.name()).collect::<Vec<_>>()
+        };
+        let shapes: Vec<_> =
+            self.weights.iter().flat_map(|(weight, _)| of(weight)).map(|entry| (entry.name, entry.shape)).collect();
+        let mut file = Writing::create(path, &shapes, DType::F32)?;
         for (weight, base) in &self.weights {
             let values = base.to_f32_vec()?;
-            let own = model.recurrence().projections().into_iter().filter(|(_, entry)| entry.param.name() == weight.name());
-            tensors.extend(own.map(|(_, entry)| {
-                let values = entry.export(&values);
-                (entry.name, entry.shape, values)
-            }));
+            of(weight).iter().try_for_each(|entry| file.put(&entry.name, &entry.export(&values)))?;
         }
-        if tensors.is_empty() { Ok(()) } else { write(path, &tensors) }
+        file.finish()
     }
-}
-
-fn write(path: &Path, tensors: &[Found]) -> Result<()> {
-    weights::write(path, tensors, DType::F32, HashMap::from([("format".into(), "pt".into())]))
 }

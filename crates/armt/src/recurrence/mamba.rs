@@ -29,7 +29,7 @@ use crate::compute::Compute;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::state::{Begins, Count, Extent, LayerState, PartLayout, State, StateLayout};
-use crate::weights::{Entry, EntryList, Fill, Found, Layout, Maker};
+use crate::weights::{Entry, EntryList, FileTensor, Fill, Layout, Maker};
 
 pub(super) const KIND: RecurrenceKind =
     RecurrenceKind { model_type: "mamba", check: |config| shape_of(config).map(|_| ()), build, describe };
@@ -348,8 +348,7 @@ impl Recurrent for Mamba {
         Ok(Box::new(TokenByToken::new(self, state)?))
     }
 
-    fn plain(&self) -> Result<Option<Vec<Found>>> {
-        let values = |e: Entry<'_>| Ok((e.name.clone(), e.shape.clone(), e.export(&e.param.value().to_f32_vec()?)));
-        self.entries().into_iter().map(values).collect::<Result<_>>().map(Some)
+    fn plain(&self) -> Option<Vec<FileTensor<'_>>> {
+        Some(self.entries().into_iter().map(FileTensor::whole).collect())
     }
 }

@@ -36,7 +36,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::memory::Window;
 use crate::state::{Count, LayerState, State, StateLayout};
-use crate::weights::{Entry, Found, Maker, Purpose, Staged, Tensors};
+use crate::weights::{Entry, FileTensor, Maker, Purpose, Staged, Tensors};
 
 /// Sizes that every recurrence has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,8 +150,8 @@ pub trait Recurrent: Send + Sync {
     fn open<'a>(&'a self, state: &State) -> Result<Box<dyn OpenSegment + 'a>>;
 
     /// The tensors of the plain backbone under Hugging Face's names, without anything of the memory; `None` if there is no such backbone.
-    fn plain(&self) -> Result<Option<Vec<Found>>> {
-        Ok(None)
+    fn plain(&self) -> Option<Vec<FileTensor<'_>>> {
+        None
     }
 
     /// The matrices of the layers that an adapter can change, each with its module's name as Hugging Face has it

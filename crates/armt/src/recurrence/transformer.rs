@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Memory, Step};
 use crate::random::Random;
 use crate::state::{Count, LayerState, State, StateLayout};
-use crate::weights::{Entry, EntryList, Fill, Found, Maker, Tensors};
+use crate::weights::{Entry, EntryList, FileTensor, Fill, Maker, Tensors};
 
 /// Whether a `model_type` is a transformer's.
 pub(super) fn knows(model_type: &str) -> bool {
@@ -258,19 +258,18 @@ impl Recurrent for Transformer {
         projections.map(|e| (self.plain_name(e.name.trim_end_matches(".weight")), e)).collect()
     }
 
-    fn plain(&self) -> Result<Option<Vec<Found>>> {
-        let (d, Around { before, after, wrapped }) = (self.sizes().width, self.around);
-        let mut tensors = Vec::new();
-        for entry in self.entries().iter().filter(|e| !e.of_memory) {
-            let (mut shape, mut values) = (entry.shape.clone(), entry.export(&entry.param.value().to_f32_vec()?));
-            if wrapped && self.backbone.embedding.positions.as_ref().is_some_and(|p| p.name() == entry.param.name()) {
-                // Rows of memory tokens, before the others and after them.
-                shape[0] -= before + after;
-                values = values[before * d..][..shape[0] * d].to_vec();
+    fn plain(&self) -> Option<Vec<FileTensor<'_>>> {
+        let Around { before, after, wrapped } = self.around;
+        let tensors = self.entries().into_iter().filter(|e| !e.of_memory).map(|entry| {
+            let mut tensor = FileTensor::whole(entry);
+            tensor.name = self.family.head_name(self.plain_name(&tensor.name));
+            if wrapped && self.backbone.embedding.positions.as_ref().is_some_and(|p| p.name() == tensor.entry.param.name()) {
+                // Rows of memory tokens lie before the others and after them.
+                tensor.rows = Some(before..tensor.entry.shape[0] - after);
             }
-            tensors.push((self.family.head_name(self.plain_name(&entry.name)), shape, values));
-        }
-        Ok(Some(tensors))
+            tensor
+        });
+        Some(tensors.collect())
     }
 }
 

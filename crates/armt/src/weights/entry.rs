@@ -112,6 +112,38 @@ impl Entry<'_> {
     }
 }
 
+/// A tensor of a file that is written: an entry, whole or some rows of it, under a name of its own.
+pub struct FileTensor<'a> {
+    /// Its name in the file.
+    pub name: String,
+    /// What it is taken from.
+    pub entry: Entry<'a>,
+    /// Which of its rows, if not all.
+    pub rows: Option<Range<usize>>,
+}
+
+impl<'a> FileTensor<'a> {
+    /// A whole entry under its own name.
+    pub fn whole(entry: Entry<'a>) -> Self {
+        FileTensor { name: entry.name.clone(), entry, rows: None }
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> Vec<usize> {
+        let mut shape = self.entry.shape.clone();
+        self.rows.iter().for_each(|rows| shape[0] = rows.len());
+        shape
+    }
+
+    /// Its values, of those of the whole parameter.
+    pub fn values(&self, values: &[f32]) -> Vec<f32> {
+        let values = self.entry.export(values);
+        let Some(rows) = &self.rows else { return values };
+        let row: usize = self.entry.shape[1..].iter().product();
+        values[rows.start * row..rows.end * row].to_vec()
+    }
+}
+
 /// Every tensor of a model's file, being listed. Names that are added get the prefix that stands, and aliases without it.
 pub struct EntryList<'a> {
     entries: Vec<Entry<'a>>,

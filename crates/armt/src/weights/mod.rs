@@ -6,9 +6,9 @@ mod llama_cpp;
 mod maker;
 mod tensors;
 
-pub use entry::{Entry, EntryList, Layout};
+pub use entry::{Entry, EntryList, FileTensor, Layout};
 pub use maker::{Fill, Maker, Purpose};
-pub use tensors::{Found, Tensors, Writing, write};
+pub use tensors::{Found, Tensors, Writing};
 
 use armt_engine::{Device, Param, Tensor};
 

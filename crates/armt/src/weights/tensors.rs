@@ -10,13 +10,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use armt_engine::DType;
 use half::{bf16, f16};
-use safetensors::tensor::{Dtype, Metadata, TensorView};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde_json::Value;
 
+use super::entry::FileTensor;
 use super::gguf::{Gguf, Quantised};
 use super::llama_cpp::{self, Renamed};
 use crate::error::{Error, Result};
-use crate::files::{Beside, read_json, write_beside};
+use crate::files::{Beside, read_json};
 
 /// A tensor of a file: name, shape, values as f32.
 pub type Found = (String, Vec<usize>, Vec<f32>);
@@ -94,11 +95,14 @@ impl Tensors {
         }
     }
 
+    fn place(&self, names: &[&str]) -> Result<(&String, &Place)> {
+        let found = names.iter().find_map(|name| self.index.get_key_value(*name));
+        found.ok_or_else(|| Error::file(&self.path, format!("it holds no tensor {}", names.join(" or "))))
+    }
+
     /// The first of several names that is there: its name, shape and values as f32.
     pub fn find(&self, names: &[&str]) -> Result<Found> {
-        let Some((name, place)) = names.iter().find_map(|name| self.index.get_key_value(*name)) else {
-            return Err(Error::file(&self.path, format!("it holds no tensor {}", names.join(" or "))));
-        };
+        let (name, place) = self.place(names)?;
         let (path, file) = &self.files[place.file];
         let mut data = vec![0; (place.bytes.end - place.bytes.start) as usize];
         let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
@@ -185,28 +189,6 @@ fn open(path: &Path, number: usize, index: &mut HashMap<String, Place>) -> Resul
     Ok(file)
 }
 
-/// Writes named f32 values in f32 or bf16.
-pub fn write(path: &Path, tensors: &[Found], dtype: DType, metadata: HashMap<String, String>) -> Result<()> {
-    let stored = if dtype == DType::BF16 { Dtype::BF16 } else { Dtype::F32 };
-    let bytes: Vec<Vec<u8>> = tensors
-        .iter()
-        .map(|(_, _, values)| match stored {
-            Dtype::BF16 => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
-            _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        })
-        .collect();
-    let views = tensors
-        .iter()
-        .zip(&bytes)
-        .map(|((name, shape, _), bytes)| {
-            let view = TensorView::new(stored, shape.clone(), bytes).map_err(|e| Error::file(path, e))?;
-            Ok((name.as_str(), view))
-        })
-        .collect::<Result<Vec<_>>>()?;
-    let file = safetensors::serialize(views, Some(metadata)).map_err(|e| Error::file(path, e))?;
-    write_beside(path, &file)
-}
-
 /// A safetensors file that is written tensor by tensor, in any order, without keeping any.
 pub struct Writing {
     beside: Beside,
@@ -218,25 +200,43 @@ pub struct Writing {
 impl Writing {
     /// Begins a file of tensors of these names and shapes, in f32 or bf16.
     pub fn create(path: &Path, tensors: &[(String, Vec<usize>)], dtype: DType) -> Result<Self> {
-        let (name, size) = if dtype == DType::BF16 { ("BF16", 2) } else { ("F32", 4) };
-        let mut header = serde_json::Map::from_iter([("__metadata__".to_string(), serde_json::json!({"format": "pt"}))]);
-        let (mut places, mut at) = (HashMap::new(), 0u64);
+        let (stored, size) = if dtype == DType::BF16 { (Dtype::BF16, 2) } else { (Dtype::F32, 4) };
+        let (mut infos, mut places, mut at) = (Vec::new(), HashMap::new(), 0);
+        // As the safetensors crate orders them.
+        let mut tensors: Vec<&(String, Vec<usize>)> = tensors.iter().collect();
+        tensors.sort();
         for (tensor, shape) in tensors {
             let elements: usize = shape.iter().product();
-            let end = at + (elements * size) as u64;
-            header.insert(tensor.clone(), serde_json::json!({"dtype": name, "shape": shape, "data_offsets": [at, end]}));
-            places.insert(tensor.clone(), (at, elements));
+            let end = at + elements * size;
+            infos.push((tensor.clone(), TensorInfo { dtype: stored, shape: shape.clone(), data_offsets: (at, end) }));
+            places.insert(tensor.clone(), (at as u64, elements));
             at = end;
         }
-        let mut text = Value::Object(header).to_string().into_bytes();
+        let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+        let header = Metadata::new(Some(metadata), infos).map_err(|e| Error::file(path, e))?;
+        let mut text = serde_json::to_vec(&header).map_err(|e| Error::file(path, e))?;
         // Tensors begin at a multiple of 8.
         text.resize(text.len().next_multiple_of(8), b' ');
         let begin = 8 + text.len() as u64;
         places.values_mut().for_each(|(at, _)| *at += begin);
         let mut beside = Beside::create(path)?;
         let head = [(text.len() as u64).to_le_bytes().to_vec(), text].concat();
-        beside.file().write_all(&head).and_then(|()| beside.file().set_len(begin + at)).map_err(|e| Error::io(path, e))?;
+        beside.file().write_all(&head).and_then(|()| beside.file().set_len(begin + at as u64)).map_err(|e| Error::io(path, e))?;
         Ok(Writing { beside, path: path.into(), places, dtype })
+    }
+
+    /// A file of tensors that has them all, to be finished. A parameter is many of them, one or more a layer: they are written one parameter
+    /// after the other, so that a single one is on the host.
+    pub fn of(path: &Path, tensors: &[FileTensor<'_>], dtype: DType) -> Result<Self> {
+        let shapes: Vec<(String, Vec<usize>)> = tensors.iter().map(|tensor| (tensor.name.clone(), tensor.shape())).collect();
+        let mut file = Writing::create(path, &shapes, dtype)?;
+        let mut tensors: Vec<&FileTensor<'_>> = tensors.iter().collect();
+        tensors.sort_by_key(|tensor| tensor.entry.param.name());
+        for tensors in tensors.chunk_by(|a, b| a.entry.param.name() == b.entry.param.name()) {
+            let values = tensors[0].entry.param.value().to_f32_vec()?;
+            tensors.iter().try_for_each(|tensor| file.put(&tensor.name, &tensor.values(&values)))?;
+        }
+        Ok(file)
     }
 
     /// Writes one of the tensors. A name that was not said, or another number of values, is an error.
