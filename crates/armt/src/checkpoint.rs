@@ -5,14 +5,16 @@
 //! names, as Hugging Face writes them.
 
 use std::collections::{HashMap, HashSet};
+use std::io::Write;
 use std::path::Path;
 
 use armt_engine::{DType, Param, Tensor};
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::files::{read_json, write_beside};
+use crate::files::{Beside, read_json};
 use crate::recurrence::Recurrent;
 use crate::state::file::Owner;
 use crate::text::{Pieces, Tokenizer, end_tokens};
@@ -106,22 +108,27 @@ pub fn import(recurrence: &dyn Recurrent, given: &[Found]) -> Result<()> {
     Ok(())
 }
 
-/// Writes `config.json` into a folder, which is made where it is missing.
-pub fn save_config(config: &Config, folder: &Path) -> Result<()> {
-    crate::files::make_folder(folder)?;
+/// Puts weights that were written, and `config.json`, into their folder. Both files are whole beside their places before either is put there, so
+/// that what fails leaves the folder as it was. No system renames two files at once; the configuration comes last because a folder without one
+/// is no model: a new one is there whole or not at all.
+pub fn finish(weights: Writing, config: &impl Serialize, folder: &Path) -> Result<()> {
+    let path = folder.join("config.json");
     let text = serde_json::to_string_pretty(config).map_err(|e| Error::file(folder, e))?;
-    write_beside(&folder.join("config.json"), text.as_bytes())
+    let mut beside = Beside::create(&path)?;
+    beside.file().write_all(text.as_bytes()).map_err(|e| Error::io(&path, e))?;
+    weights.finish()?;
+    beside.finish()
 }
 
-/// Writes a folder: configuration and weights in f32 or bf16. Files are written beside and renamed.
+/// Writes a folder: configuration and weights in f32 or bf16. What fails leaves it as it was.
 pub fn save(recurrence: &dyn Recurrent, config: &Config, folder: &Path, dtype: DType) -> Result<()> {
-    save_config(config, folder)?;
+    crate::files::make_folder(folder)?;
     let tensors: Vec<FileTensor<'_>> = recurrence.entries().into_iter().map(FileTensor::whole).collect();
-    Writing::of(&folder.join(WEIGHTS), &tensors, dtype)?.finish()
+    finish(Writing::of(&folder.join(WEIGHTS), &tensors, dtype)?, config, folder)
 }
 
 /// Writes the plain backbone as a folder that Hugging Face's `transformers` opens: `config.json` and `model.safetensors` in f32 or bf16. A model
-/// that is no backbone with a memory is refused.
+/// that is no backbone with a memory is refused. What fails leaves the folder as it was.
 pub fn save_plain(recurrence: &dyn Recurrent, config: &Config, folder: &Path, dtype: DType) -> Result<()> {
     let tensors = recurrence.plain();
     let tensors = tensors.ok_or_else(|| Error::Unsupported("the model has no backbone that others could open".into()))?;
@@ -129,9 +136,7 @@ pub fn save_plain(recurrence: &dyn Recurrent, config: &Config, folder: &Path, dt
     let mut backbone = config.backbone.clone();
     let stored = if dtype == DType::BF16 { "bfloat16" } else { "float32" };
     ["dtype", "torch_dtype"].iter().filter(|key| config.backbone.get(key).is_some()).for_each(|key| backbone[*key] = stored.into());
-    let text = serde_json::to_string_pretty(&backbone).map_err(|e| Error::file(folder, e))?;
-    write_beside(&folder.join("config.json"), text.as_bytes())?;
-    Writing::of(&folder.join(WEIGHTS), &tensors, dtype)?.finish()
+    finish(Writing::of(&folder.join(WEIGHTS), &tensors, dtype)?, &backbone, folder)
 }
 
 /// The backbone's configuration of a Hugging Face folder, or of a GGUF file. Tokens that end a text by `generation_config.json` end it.

@@ -10,6 +10,7 @@ use crate::checkpoint;
 use crate::compute::Compute;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::files::make_folder;
 use crate::memory::MemoryConfig;
 use crate::recurrence::{self, DeviceBatch, HostBatch, Inputs, Recurrent, Sizes, Targets};
 use crate::schedule::{Backprop, Pass, ScheduleKind};
@@ -169,7 +170,7 @@ impl Model {
         checkpoint::export(self.recurrence(), pick)
     }
 
-    /// Writes the folder: configuration and weights in f32 or bf16. Files are written beside and renamed.
+    /// Writes the folder: configuration and weights in f32 or bf16. What fails leaves it as it was.
     pub fn save(&self, folder: &Path, dtype: DType) -> Result<()> {
         checkpoint::save(self.recurrence(), &self.config, folder, dtype)
     }
@@ -443,13 +444,13 @@ impl Conversion {
         self.shape.recurrence().layout().growth(DType::F32)
     }
 
-    /// Writes configuration and weights, in f32 or bf16.
+    /// Writes configuration and weights, in f32 or bf16. What fails, as a source with NaN in it does, leaves the folder as it was.
     pub fn write(&self, folder: &Path, dtype: DType) -> Result<()> {
         let recurrence = self.shape.recurrence();
-        checkpoint::save_config(self.config(), folder)?;
+        make_folder(folder)?;
         let tensors: Vec<(String, Vec<usize>)> = recurrence.entries().into_iter().map(|e| (e.name, e.shape)).collect();
-        let mut file = Writing::create(&folder.join("model.safetensors"), &tensors, dtype)?;
+        let mut file = Writing::create(&folder.join(checkpoint::WEIGHTS), &tensors, dtype)?;
         recurrence.adopted(&self.tensors, self.seed, &mut |entry, values| file.put(&entry.name, &values))?;
-        file.finish()
+        checkpoint::finish(file, self.config(), folder)
     }
 }

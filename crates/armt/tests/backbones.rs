@@ -212,3 +212,43 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
     let paths = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
     paths.map(|path| (path.file_name().unwrap().into(), std::fs::read(&path).ok())).collect()
 }
+
+#[test]
+fn a_conversion_that_fails_leaves_the_folder_as_it_was() {
+    let source = changed("qwen2", &[]);
+    let out = tempfile::tempdir().unwrap();
+    let convert = |segment: usize| {
+        let conversion = Conversion::open(source.path(), MemoryConfig::new(Associative::new(2, 4)), segment, 1).unwrap();
+        conversion.write(&out.path().join("model"), DType::F32)
+    };
+    convert(20).unwrap();
+    let before = files(&out.path().join("model"));
+    with_tensors(source.path(), |_| Vec::new());
+    let path = source.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let end = bytes.len() - 4;
+    bytes[end..].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
+    assert!(convert(24).unwrap_err().to_string().contains("NaN"));
+    assert_eq!(files(&out.path().join("model")), before);
+    std::fs::remove_dir_all(out.path().join("model")).unwrap();
+    assert!(convert(24).is_err());
+    assert!(files(&out.path().join("model")).is_empty(), "the same command can be given again");
+}
+
+#[test]
+fn a_model_that_cannot_be_saved_leaves_the_folder_as_it_was() {
+    let model = Model::load(changed("qwen2", &[]).path(), DType::F32, &Device::cpu()).unwrap();
+    for in_the_way in ["config.json", "model.safetensors"] {
+        let out = tempfile::tempdir().unwrap();
+        for name in ["config.json", "model.safetensors"] {
+            match name == in_the_way {
+                true => std::fs::create_dir(out.path().join(name)).unwrap(),
+                false => std::fs::write(out.path().join(name), "mine").unwrap(),
+            }
+        }
+        let before = files(out.path());
+        assert!(model.save(out.path(), DType::F32).is_err() && model.save_plain(out.path(), DType::F32).is_err());
+        assert_eq!(files(out.path()), before, "{in_the_way}");
+    }
+}
