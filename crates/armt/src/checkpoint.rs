@@ -27,14 +27,19 @@ pub const WEIGHTS: &str = "model.safetensors";
 /// Hears every parameter with its values in a file.
 pub type Each<'a> = &'a mut dyn FnMut(&Param, &mut [f32]) -> Result<()>;
 
-/// Overwrites all parameters from a file, one after the other; `each` sees every parameter with its values before, and may change them. A missing,
-/// misshapen or non-finite tensor is an error by name, and nothing is changed.
+/// Overwrites all parameters from a file, one after the other; `each` sees every parameter with its values before, and may change them. A missing or
+/// misshapen tensor is an error by name, and nothing is changed; so is a non-finite one, and then some parameters are the file's.
 pub fn set_weights(recurrence: &dyn Recurrent, tensors: &Tensors, each: Each<'_>) -> Result<()> {
     read_weights(recurrence, tensors, &mut |param, values| {
         each(param, values)?;
         // In place: a tensor of its own for each would stay in the pool.
         Ok(param.set_values(values)?)
     })
+}
+
+/// Refuses a file of which [`set_weights`] would not set all parameters. Its values are read and not kept.
+pub fn expect_weights(recurrence: &dyn Recurrent, tensors: &Tensors) -> Result<()> {
+    read_weights(recurrence, tensors, &mut |_, _| Ok(()))
 }
 
 /// The fingerprint of the model in a folder, of which `recurrence` has the shape. Its values are read and not kept.
@@ -47,13 +52,13 @@ pub fn fingerprint_of(recurrence: &dyn Recurrent, config: &Config, tensors: &Ten
     Ok(made.finish())
 }
 
-/// Reads the parameters of a file, one after the other. A missing, misshapen or non-finite tensor is an error by name; that nothing is missing or
-/// misshapen is known before `each` hears the first.
+/// Reads the parameters of a file, one after the other and once. A missing, misshapen or non-finite tensor is an error by name; that nothing is
+/// missing or misshapen is known from the file's index before `each` hears the first.
 fn read_weights(recurrence: &dyn Recurrent, tensors: &Tensors, each: Each<'_>) -> Result<()> {
     let mut entries: HashMap<&str, Vec<Entry<'_>>> = HashMap::new();
     for entry in recurrence.entries() {
-        let (name, shape, _) = tensors.weight(&entry.names().collect::<Vec<_>>())?;
-        entry.expect_shape(tensors.path(), &name, &shape)?;
+        let (name, shape) = tensors.shape(&entry.names().collect::<Vec<_>>())?;
+        entry.expect_shape(tensors.path(), name, shape)?;
         entries.entry(entry.param.name()).or_default().push(entry);
     }
     for param in recurrence.params() {

@@ -100,7 +100,7 @@ impl Model {
     /// Loads a model folder to be trained on.
     pub fn load_trainable(folder: &Path, dtype: DType, device: &Device) -> Result<Self> {
         let model = Self::load_for(folder, Purpose::Train, dtype, device)?;
-        model.set_weights(&Tensors::open(folder)?)?;
+        checkpoint::set_weights(model.recurrence(), &Tensors::open(folder)?, &mut |_, _| Ok(()))?;
         Ok(model)
     }
 
@@ -153,6 +153,8 @@ impl Model {
         if self.loaded.is_some() {
             return Err(Error::Unsupported("a model that was loaded to be used keeps its weights".into()));
         }
+        // Read twice: what is not finite is known before anything changes.
+        checkpoint::expect_weights(self.recurrence(), tensors)?;
         checkpoint::set_weights(self.recurrence(), tensors, &mut |_, _| Ok(()))
     }
 

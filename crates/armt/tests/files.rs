@@ -368,6 +368,23 @@ fn a_model_file_that_does_not_fit_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn a_model_is_loaded_in_one_pass_over_its_values() {
+    let (model, mut tensors) = plain("gpt2");
+    let params = model.params();
+    let of_last = model.recurrence().entries().iter().position(|e| e.param.name() == params[params.len() - 1].name()).unwrap();
+    tensors[of_last].2[0] = f32::NAN;
+    let dir = tempfile::tempdir().unwrap();
+    write_hugging_face(dir.path(), &model.config().backbone, &tensors, 1);
+    let mut heard = 0;
+    let loaded = Model::load_changed(dir.path(), model.config().clone(), (DType::F32, &cpu()), |_, _, _| {
+        heard += 1;
+        Ok(())
+    });
+    assert!(loaded.err().unwrap().to_string().contains("NaN"));
+    assert_eq!(heard, params.len() - 1, "what is wrong at the end is met there");
+}
+
+#[test]
 fn an_index_of_shards_names_files_beside_it_only() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");

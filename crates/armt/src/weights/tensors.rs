@@ -95,6 +95,11 @@ impl Tensors {
         }
     }
 
+    /// The first of several names that is there, and its shape, by the index alone.
+    pub fn shape(&self, names: &[&str]) -> Result<(&str, &[usize])> {
+        self.place(names).map(|(name, place)| (name.as_str(), place.shape.as_slice()))
+    }
+
     fn place(&self, names: &[&str]) -> Result<(&String, &Place)> {
         let found = names.iter().find_map(|name| self.index.get_key_value(*name));
         found.ok_or_else(|| Error::file(&self.path, format!("it holds no tensor {}", names.join(" or "))))
