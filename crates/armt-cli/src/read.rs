@@ -222,7 +222,9 @@ impl ReadArgs {
                     Err(armt::Error::Interrupted) => return Ok(End::Stopped),
                     other => other?,
                 }
-                if !passing.is_over() && number < last {
+                // A document that has ended leaves nothing open: what is open then is the next one's.
+                let of_next = reading.passed_to_end() && !session.state().tails()[0].is_empty();
+                if (!passing.is_over() || of_next) && number < last {
                     done.bytes += counts.bytes();
                     continue;
                 }

@@ -173,6 +173,23 @@ fn resuming_goes_on_where_the_memory_ended() {
 }
 
 #[test]
+fn resuming_finds_what_is_open_in_the_document_that_it_is_of() {
+    let place = with_model();
+    std::fs::write(place.path("short.txt"), "Mary went to the kitchen").unwrap();
+    let resume = "--memory short.mem --device cpu --new-document --resume";
+    place.good("read model text.txt short.txt --memory short.mem --device cpu --new-document");
+    let said = place.good(&format!("read model text.txt short.txt {resume}"));
+    assert!(said.contains("nothing left to read"), "{said}");
+    std::fs::write(place.path("other.txt"), "Daniel went on").unwrap();
+    let said = place.bad(&format!("read model text.txt other.txt {resume}"));
+    assert!(said.contains("expected the text that was read"), "{said}");
+    assert!(place.bad(&format!("read model text.txt {resume}")).contains("expected the text that was read"));
+    place.good(&format!("read model text.txt short.txt other.txt {resume}"));
+    place.good("read model text.txt short.txt other.txt --memory at-once.mem --device cpu --new-document");
+    assert!(read(&place.path("short.mem")) == read(&place.path("at-once.mem")));
+}
+
+#[test]
 fn appending_in_pieces_gives_the_file_of_reading_at_once() {
     let place = with_model();
     let mut whole = read(&place.path("text.txt"));

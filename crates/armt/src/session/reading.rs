@@ -71,6 +71,11 @@ impl Reading {
         Ok(())
     }
 
+    /// Whether the state holds the text to its very end: what is open behind it is then another text's, which came after.
+    pub fn passed_to_end(&self) -> bool {
+        self.passed_end
+    }
+
     /// The tokens that come first now, after all of what was open is among them, or else its end.
     fn open_again(&mut self) -> Result<Vec<i32>> {
         let Tail { tokens: open, text } = std::mem::take(&mut self.open);
