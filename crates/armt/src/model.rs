@@ -258,15 +258,24 @@ impl Model {
         self.recurrence.layout().expect(state, texts)
     }
 
+    /// A state in the type of this model's computation, whichever it was kept in: a GPU keeps bf16 where the CPU keeps f32. One of another kind,
+    /// number of texts or size is refused.
+    pub fn take_state(&self, state: State, texts: usize) -> Result<State> {
+        self.expect_state(&state, texts)?;
+        self.recurrence.layout().computed_in(state, self.dtype())
+    }
+
     /// Writes a state to a file, beside it first and then renamed. A state that holds NaN or infinity is refused: no one could read it back.
     pub fn save_state(&self, state: &State, path: &Path) -> Result<()> {
         file::save(state, path, &self.owner()?)
     }
 
-    /// Reads a state, to the bit. Refused with the reason: a file that is no state, of another model, truncated, altered, or with a number
-    /// that is not finite.
+    /// Reads a state, to the bit where it was kept by a computation of this type, and as [`Model::take_state`] gives it otherwise. Refused with
+    /// the reason: a file that is no state, of another model, truncated, altered, or with a number that is not finite.
     pub fn load_state(&self, path: &Path) -> Result<State> {
-        file::load(path, &self.recurrence.layout(), &self.owner()?, self.device())
+        let state = file::load(path, &self.recurrence.layout(), &self.owner()?, self.device())?;
+        let texts = state.texts();
+        self.take_state(state, texts)
     }
 
     /// Cuts a batch into this model's segments.

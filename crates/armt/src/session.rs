@@ -122,9 +122,10 @@ impl Session {
         self.state.tokens_read() + self.state.tails()[0].tokens.len() as u64
     }
 
-    /// Takes a state in place of what was read. One of another model, of several texts, or with a token outside the vocabulary, is an error.
+    /// Takes a state in place of what was read, in the type of the model's computation. One of another model, of several texts, or with a token
+    /// outside the vocabulary, is an error.
     pub fn set_state(&mut self, state: State) -> Result<()> {
-        self.model.expect_state(&state, 1)?;
+        let state = self.model.take_state(state, 1)?;
         let vocabulary = self.model.sizes().vocab;
         if let Some(token) = state.tails()[0].tokens.iter().find(|token| usize::try_from(**token).map_or(true, |t| t >= vocabulary))
         {

@@ -9,6 +9,7 @@ use std::sync::{Arc, LazyLock};
 
 use armt::engine::{DType, Device, Tensor};
 use armt::memory::{Associative, MemoryConfig, Prmt, Rmt, Window};
+use armt::state::file::to_bytes;
 use armt::text::{OpenText, Source, TokenStream, Tokenized, Tokenizer, TokenizerThreads};
 use armt::{Error, Model, Session, SideBySide};
 use proptest::prelude::*;
@@ -91,6 +92,19 @@ fn tokens_in_pieces(tokenizer: &Arc<Tokenizer>, text: &[u8], cuts: &[usize], blo
 
 fn append(session: &mut Session, piece: &[u8]) {
     session.read_from("a piece", Cursor::new(piece.to_vec())).unwrap();
+}
+
+#[test]
+fn a_session_asks_and_reads_on_with_a_memory_that_was_kept_in_bf16() {
+    for empty in SMALL.iter() {
+        let mut session = empty.fork();
+        append(&mut session, &b"the first of all numbers. ".repeat(9));
+        let kept = session.model().recurrence().layout().computed_in(session.state().clone(), DType::BF16).unwrap();
+        session.from_bytes(&to_bytes(&kept, session.owner()).unwrap()).unwrap();
+        session.ask("the first").unwrap();
+        append(&mut session, &b"the last of all numbers. ".repeat(9));
+        assert!(session.state().tensors().all(|(_, tensor)| tensor.dtype() != DType::BF16), "{}", session.state().kind());
+    }
 }
 
 /// The file after pieces of a text, each of which is read from the file that the one before left.

@@ -55,6 +55,23 @@ fn reading_on_from_a_file_gives_the_bits_of_reading_in_one_go() {
 }
 
 #[test]
+fn a_memory_that_was_kept_in_bf16_is_gone_on_with_in_f32() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("memory.safetensors");
+    for memory in memories() {
+        let model = model(small::config("gpt2", 2, memory.clone(), 4, Alignment::Left), 1, &cpu());
+        let kept = model.recurrence().layout().computed_in(used_state(&model, 1, 7), DType::BF16).unwrap();
+        model.save_state(&kept, &path).unwrap();
+        let loaded = model.load_state(&path).unwrap();
+        assert_eq!(bits(&numbers(&loaded)), bits(&numbers(&kept)), "{}", memory.kind());
+        let options = armt::generate::Options { max_new_tokens: 2, ..Default::default() };
+        armt::generate::generate(&model, &tokens(1, 9, 8), &loaded, &options, &mut |_| {}).unwrap();
+        let (_, after) = model.forward(&tokens(1, 9, 8), &loaded, ScheduleKind::Auto).unwrap();
+        assert_eq!(after.segments_read(), 4, "{}", memory.kind());
+    }
+}
+
+#[test]
 fn a_state_can_be_kept_and_used_twice() {
     let model = armt("llama", 3);
     let state = used_state(&model, 1, 4);

@@ -222,6 +222,17 @@ impl StateLayout {
         self.parts.iter().zip(&state.parts).try_for_each(|(layout, part)| layout.expect(&part.tensor, texts))
     }
 
+    /// A state of this layout as a computation in `computed` takes it. What is of the computation's type was perhaps kept by another: numbers
+    /// in bf16 are the same in f32, those in f32 are rounded to bf16.
+    pub fn computed_in(&self, state: State, computed: DType) -> Result<State> {
+        let cast = |(layout, part): (&PartLayout, Part)| match layout.dtype {
+            PartType::Computed => Ok(Part { tensor: ops::cast(&part.tensor, computed)?, ..part }),
+            PartType::Exactly(_) => Ok(part),
+        };
+        let parts = self.parts.iter().zip(state.parts).map(cast).collect::<Result<_>>()?;
+        Ok(State { parts, ..state })
+    }
+
     /// Bytes that the state of one text takes in use, where that does not depend on what was read; `computed` is the type of the computation.
     pub fn bytes(&self, computed: DType) -> usize {
         let bytes = |part: &PartLayout| {
