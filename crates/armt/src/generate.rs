@@ -13,7 +13,7 @@ use armt_engine::Tape;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::random::Random;
-use crate::reader::{Reader, Tokens, alike, closed};
+use crate::reader::{End, Reader, Tokens, alike, closed};
 use crate::segment::{Alignment, Batch, segment};
 use crate::state::State;
 
@@ -120,10 +120,9 @@ pub fn generate_until(
     let mut pick = Picker::new(&options.sampling)?;
     let mut segments = model.segments(prompt)?;
     let Some(last) = segments.pop() else { return Err(Error::input("at least one token to go on from", "none")) };
-    let mut state = closed(model, state)?;
+    let mut state = closed(model, state, options.interrupt.as_ref())?;
     for some in segments.chunks(AT_ONCE) {
-        options.expect_going_on()?;
-        state = model.absorb(some, &state)?;
+        state = model.absorb(some, &state, options.interrupt.as_deref())?;
     }
     let (texts, tokens) = (prompt.texts, prompt.tokens());
     // The open segment's tokens, row by row.
@@ -152,7 +151,7 @@ pub fn generate_until(
         }
         if open[0].len() == model.config().segment_size && options.roll_over {
             let full = Batch { ids: open.concat(), texts, mask: None };
-            state = model.absorb(&[segment(&full, 0..full.tokens(), full.tokens())], &state)?;
+            state = model.absorb(&[segment(&full, 0..full.tokens(), full.tokens())], &state, options.interrupt.as_deref())?;
             open.iter_mut().for_each(Vec::clear);
             caches = model.recurrence().open(&state)?;
         }
@@ -182,11 +181,18 @@ pub fn generate_each(model: &Model, prompts: &[Vec<i32>], states: &[State], opti
     let head =
         |prompt: &Vec<i32>| if model.config().segment_alignment == Alignment::Left { (prompt.len() - 1) / size * size } else { 0 };
     let mut reader = Reader::new(model, states[0].clone())?;
+    if let Some(stop) = &options.interrupt {
+        reader.stop_on(stop.clone());
+    }
     reader.begin_each(states.to_vec())?;
     reader.close()?;
     let mut heads: Vec<_> = prompts.iter().map(|prompt| prompt[..head(prompt)].iter().map(|token| Ok(*token))).collect();
     let mut heads: Vec<Tokens<'_>> = heads.iter_mut().map(|head| head as Tokens<'_>).collect();
-    reader.read_all(&mut heads, &mut |_| ControlFlow::Continue(()))?;
+    // Groups that a GPU has recorded do not look for a stop themselves.
+    let mut each = |_| if options.expect_going_on().is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+    if reader.read_all(&mut heads, &mut each)? == End::Stopped {
+        return Err(Error::Interrupted);
+    }
     reader.close()?;
     let states = reader.states()?;
     let mut all: Vec<Option<Generated>> = prompts.iter().map(|_| None).collect();

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use armt_engine::{DType, Device, Param, Tape, Tensor, ops};
 
@@ -363,10 +364,10 @@ impl Model {
         })
     }
 
-    /// The state after whole segments.
-    pub fn absorb(&self, segments: &[Segment], state: &State) -> Result<State> {
+    /// The state after whole segments. Once `stop` is set it is [`Error::Interrupted`], between two steps.
+    pub fn absorb(&self, segments: &[Segment], state: &State, stop: Option<&AtomicBool>) -> Result<State> {
         let (tape, inputs) = (Tape::off(), self.inputs(segments, state.texts())?.wanting(|_| false));
-        let pass = Pass::forward(&tape, &inputs);
+        let pass = Pass { stop, ..Pass::forward(&tape, &inputs) };
         ScheduleKind::Auto.schedule(self.recurrence())?.run(self.recurrence(), pass, state, &mut |_, _| Ok(()))
     }
 

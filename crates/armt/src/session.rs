@@ -149,7 +149,7 @@ impl Session {
         let Tail { tokens, text } = &self.state.tails()[0];
         let tokens = [tokens.as_slice(), &self.tokenizer.encode_open(text)?].concat();
         let state = self.state.clone().with_tails(vec![Tail { tokens, ..Tail::default() }])?;
-        let closed = crate::reader::closed(&self.model, &state)?;
+        let closed = crate::reader::closed(&self.model, &state, None)?;
         Ok(self.closed.get_or_init(|| closed))
     }
 

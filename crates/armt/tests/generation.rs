@@ -5,15 +5,19 @@
 mod small;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use armt::backbone::Architecture;
 use armt::config::Alignment;
-use armt::engine::Device;
-use armt::generate::{Options, Sampling};
-use armt::memory::MemoryConfig;
+use armt::engine::{Device, Tensor};
+use armt::generate::{Options, Sampling, generate_each};
+use armt::memory::{Memory, MemoryConfig, Settings, Step};
 use armt::model::Model;
 use armt::schedule::ScheduleKind;
 use armt::segment::Batch;
+use armt::state::{LayerState, StateLayout, Tail};
+use armt::weights::Maker;
+use serde_json::{Map, Value};
 use small::{FAMILIES, memories, model, numbers, off, tokens};
 
 fn of(family: &str, memory: MemoryConfig, seed: u64) -> Model {
@@ -82,9 +86,66 @@ fn a_prompt_longer_than_what_is_read_at_once_leaves_the_state_of_reading_it_whol
         let out = generate(&model, &prompt, &Options { max_new_tokens: 1, ..Options::default() });
         let mut segments = model.segments(&prompt).unwrap();
         segments.pop();
-        let whole = model.absorb(&segments, &model.empty(1).unwrap()).unwrap();
+        let whole = model.absorb(&segments, &model.empty(1).unwrap(), None).unwrap();
         assert_eq!(out.state.segments_read(), 269);
         assert_eq!(numbers(&out.state), numbers(&whole), "{}", model.config().memory.kind());
+    }
+}
+
+/// Keeps nothing, and asks for a stop in its tenth step.
+#[derive(Clone, Debug, Default)]
+struct Tripwire {
+    steps: Arc<AtomicUsize>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Settings for Tripwire {
+    fn kind(&self) -> &'static str {
+        "tripwire"
+    }
+
+    fn keys(&self) -> Map<String, Value> {
+        Map::new()
+    }
+
+    fn build(&self, _: &mut Maker, _: &Architecture) -> armt::Result<Box<dyn Memory>> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+impl Memory for Tripwire {
+    fn layout(&self) -> StateLayout {
+        StateLayout::nothing("tripwire")
+    }
+
+    fn step(&self, step: &Step<'_>, x: &Tensor, memory: LayerState) -> armt::Result<(Tensor, LayerState)> {
+        if self.steps.fetch_add(1, Ordering::Relaxed) + 1 == 10 {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        Ok((step.block(x)?, memory))
+    }
+}
+
+#[test]
+fn a_prompt_and_an_open_text_are_not_read_on_once_a_stop_is_asked_for() {
+    let long = tokens(1, 200 * 6 + 3, 2);
+    // What is read: a prompt, prompts side by side, and what is open before a prompt.
+    for which in 0..3 {
+        let tripwire = Tripwire::default();
+        let model = of(FAMILIES[0], MemoryConfig::new(tripwire.clone()), 1);
+        let options = Options { interrupt: Some(tripwire.stop.clone()), ..Options::default() };
+        let empty = model.empty(1).unwrap();
+        let open = Tail { tokens: long.ids.clone(), ..Tail::default() };
+        let said = match which {
+            0 => armt::generate::generate(&model, &long, &empty, &options, &mut |_| {}).map(|_| ()),
+            1 => generate_each(&model, std::slice::from_ref(&long.ids), &[empty], &options).map(|_| ()),
+            _ => {
+                let state = empty.with_tails(vec![open]).unwrap();
+                armt::generate::generate(&model, &tokens(1, 3, 3), &state, &options, &mut |_| {}).map(|_| ())
+            }
+        };
+        assert!(matches!(said, Err(armt::Error::Interrupted)));
+        assert_eq!(tripwire.steps.load(Ordering::Relaxed), 10, "{which}");
     }
 }
 

@@ -393,12 +393,14 @@ impl Reader {
     }
 }
 
-/// The state after the ends of its texts, whatever is open of them read. One that has text to be tokenized is an error.
-pub fn closed(model: &Model, state: &State) -> Result<State> {
+/// The state after the ends of its texts, whatever is open of them read. One that has text to be tokenized is an error; once `stop` is set it
+/// is [`Error::Interrupted`].
+pub fn closed(model: &Model, state: &State, stop: Option<&Arc<AtomicBool>>) -> Result<State> {
     if state.tails().iter().all(Tail::is_empty) {
         return Ok(state.clone());
     }
     let mut reader = Reader::new(model, state.clone())?;
+    reader.groups.stop = stop.cloned();
     reader.close()?;
     reader.state()
 }
