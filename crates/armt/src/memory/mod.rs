@@ -155,6 +155,11 @@ pub trait Memory: Send + Sync {
         false
     }
 
+    /// Whether layers at different segments of this width, some of which have `state`, can be one batch.
+    fn fits_diagonal(&self, _state: &State, _width: usize) -> bool {
+        true
+    }
+
     /// The memory tokens `[B, m, d]` of a segment from what came through the top, which is not empty: as many as stand before it or after it,
     /// whichever are more.
     fn tokens_from_top(&self, _tape: &Tape, carried: &[Tensor]) -> Result<Tensor> {

@@ -112,6 +112,11 @@ impl Memory for WindowMemory {
         Ok((y, memory))
     }
 
+    /// Windows of different widths are no batch.
+    fn fits_diagonal(&self, state: &State, width: usize) -> bool {
+        state.get("window").is_none_or(|keys| keys.dims()[2] == width)
+    }
+
     /// A window is detached already.
     fn cut(&self, memory: LayerState, _: &Range<usize>) -> Result<LayerState> {
         Ok(memory)

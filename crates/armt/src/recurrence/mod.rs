@@ -129,6 +129,12 @@ pub trait Recurrent: Send + Sync {
         false
     }
 
+    /// Whether segments of this width can be run from `state` diagonal by diagonal. Where they cannot, the diagonal schedule gives over to the
+    /// sequential one.
+    fn fits_diagonal(&self, _state: &State, _width: usize) -> bool {
+        true
+    }
+
     /// What goes through the top after a segment, from the last layer's outputs `[B, T, d]` and what came before.
     fn to_top(&self, _tape: &Tape, _h: &Tensor, _carried: Vec<Tensor>) -> Result<Vec<Tensor>> {
         Ok(Vec::new())

@@ -247,6 +247,10 @@ impl Recurrent for Transformer {
         Ok(())
     }
 
+    fn fits_diagonal(&self, state: &State, width: usize) -> bool {
+        self.memory.fits_diagonal(state, width)
+    }
+
     fn has_fixed_steps(&self) -> bool {
         self.memory.has_fixed_steps()
     }

@@ -2,11 +2,12 @@
 //!
 //! At step t the layers lo..=hi are active, layer l with segment t - l. The outputs of a step, moved up by one layer, are the inputs of
 //! the next; segment t enters at layer 0. In the ramps at both ends only the active layers run, and the others' memory rests. Where nobody
-//! wants a segment's outputs, the last layer computes only those of its memory tokens.
+//! wants a segment's outputs, the last layer computes only those of its memory tokens. Where a state cannot be in one batch with the segments that
+//! follow, they run segment by segment.
 
 use armt_engine::{Tensor, ops};
 
-use super::{Pass, Schedule, Sink};
+use super::{Pass, Schedule, Sequential, Sink};
 use crate::backbone::Padding;
 use crate::error::{Error, Result};
 use crate::recurrence::{Embedded, Recurrent, StepContext};
@@ -26,6 +27,9 @@ impl Schedule for Diagonal {
         let count = places.len();
         if count == 0 {
             return Ok(state.clone());
+        }
+        if !recurrence.fits_diagonal(state, inputs.width()) {
+            return Sequential.run(recurrence, pass, state, each);
         }
         let mut embedded = Embedded::default();
         let mut memory = recurrence.begin(tape, state, 0..layers, Some(inputs.width()))?;
