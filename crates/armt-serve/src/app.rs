@@ -55,7 +55,7 @@ pub struct App {
 /// Bytes that the file of a session's memory may have. A memory that grows with its text has no size of its own.
 pub fn largest_file(empty: &Session, limits: &Limits) -> u64 {
     let layout = empty.model().recurrence().layout();
-    let grows = layout.parts.iter().flat_map(|part| &part.shape).any(|e| matches!(e, Extent::Segments(_) | Extent::Any));
+    let grows = layout.parts.iter().flat_map(|part| &part.shape).any(|e| matches!(e, Extent::Segments(_)));
     let most = layout.bytes(empty.model().dtype()) as u64 * 2 + AROUND;
     if grows { most.max(limits.body) } else { most }
 }

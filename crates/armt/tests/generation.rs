@@ -108,7 +108,7 @@ impl Settings for Tripwire {
         Map::new()
     }
 
-    fn build(&self, _: &mut Maker, _: &Architecture) -> armt::Result<Box<dyn Memory>> {
+    fn build(&self, _: &mut Maker, _: &Architecture, _: usize) -> armt::Result<Box<dyn Memory>> {
         Ok(Box::new(self.clone()))
     }
 }

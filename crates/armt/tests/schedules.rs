@@ -123,6 +123,18 @@ fn layers_without_memory_are_not_touched_by_it() {
 }
 
 #[test]
+fn a_window_takes_the_bytes_that_its_layout_says_after_a_whole_segment() {
+    let memory = MemoryConfig::new(Window { sliding_window: true });
+    let model = model(small::config("llama", 3, memory, 8, Alignment::Left), 8, &Device::cpu());
+    let layout = model.recurrence().layout();
+    for (length, is_whole) in [(3, false), (8, true), (19, true)] {
+        let (_, state) = model.forward(&tokens(1, length, 1), &model.empty(1).unwrap(), ScheduleKind::Auto).unwrap();
+        assert_eq!(state.bytes() == layout.bytes(DType::F32), is_whole, "{length} tokens: {} bytes", state.bytes());
+    }
+    assert_eq!(layout.growth(DType::F32), 0);
+}
+
+#[test]
 fn texts_of_any_widths_follow_one_another_under_both_schedules() {
     for memory in memories() {
         let kind = memory.kind().to_string();

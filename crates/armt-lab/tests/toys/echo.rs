@@ -33,7 +33,7 @@ impl Settings for Echo {
         Map::new()
     }
 
-    fn build(&self, make: &mut Maker, a: &Architecture) -> Result<Box<dyn Memory>> {
+    fn build(&self, make: &mut Maker, a: &Architecture, _: usize) -> Result<Box<dyn Memory>> {
         Ok(Box::new(EchoMemory { share: make.param("echo.share", &[a.layers, 1, 1, a.width], Fill::Value(0.1))? }))
     }
 }

@@ -37,8 +37,8 @@ pub trait Settings: Any + Debug + Send + Sync {
     /// The keys beside `kind`.
     fn keys(&self) -> Map<String, Value>;
 
-    /// A memory with fresh parameters.
-    fn build(&self, make: &mut Maker, architecture: &Architecture) -> Result<Box<dyn Memory>>;
+    /// A memory with fresh parameters, around segments of at most `segment` tokens.
+    fn build(&self, make: &mut Maker, architecture: &Architecture, segment: usize) -> Result<Box<dyn Memory>>;
 }
 
 /// What is kept between segments: any kind of the registry. Equal if all keys are.

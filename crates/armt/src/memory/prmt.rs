@@ -52,7 +52,7 @@ impl Settings for Prmt {
         keys_of(self)
     }
 
-    fn build(&self, make: &mut Maker, a: &Architecture) -> Result<Box<dyn Memory>> {
+    fn build(&self, make: &mut Maker, a: &Architecture, _: usize) -> Result<Box<dyn Memory>> {
         let learned = make.param("layer_memory", &[a.layers, self.tokens, a.width], Fill::Normal(1.0))?;
         Ok(Box::new(PrmtMemory { learned }))
     }

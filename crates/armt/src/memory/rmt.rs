@@ -45,7 +45,7 @@ impl Settings for Rmt {
         keys_of(self)
     }
 
-    fn build(&self, _: &mut Maker, architecture: &Architecture) -> Result<Box<dyn Memory>> {
+    fn build(&self, _: &mut Maker, architecture: &Architecture, _: usize) -> Result<Box<dyn Memory>> {
         Ok(Box::new(RmtMemory { tokens: self.tokens, width: architecture.width }))
     }
 }

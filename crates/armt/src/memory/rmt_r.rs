@@ -59,7 +59,7 @@ impl Settings for RmtR {
         keys_of(self)
     }
 
-    fn build(&self, make: &mut Maker, a: &Architecture) -> Result<Box<dyn Memory>> {
+    fn build(&self, make: &mut Maker, a: &Architecture, _: usize) -> Result<Box<dyn Memory>> {
         let d = a.width;
         let projections = [
             Projection::new(make, "q_proj", [d, d])?,

@@ -38,12 +38,12 @@ impl Settings for Window {
         keys_of(self)
     }
 
-    fn build(&self, make: &mut Maker, a: &Architecture) -> Result<Box<dyn Memory>> {
+    fn build(&self, make: &mut Maker, a: &Architecture, segment: usize) -> Result<Box<dyn Memory>> {
         if !self.sliding_window {
             return Ok(Box::new(Nothing));
         }
         let packed = (a.heads.query + 2 * a.heads.key) * a.heads.size;
-        Ok(Box::new(WindowMemory { layers: a.layers, packed, compute: make.compute().clone() }))
+        Ok(Box::new(WindowMemory { layers: a.layers, segment, packed, compute: make.compute().clone() }))
     }
 }
 
@@ -64,16 +64,19 @@ impl Memory for Nothing {
 /// `[n, B, T]` in steps, where layers are at different segments.
 struct WindowMemory {
     layers: usize,
+    /// Tokens of a segment.
+    segment: usize,
     packed: usize,
     compute: Arc<Compute>,
 }
 
 impl Memory for WindowMemory {
     fn layout(&self) -> StateLayout {
-        let keys = vec![Extent::Size(self.layers), Extent::Texts, Extent::Any, Extent::Size(self.packed)];
+        let width = Extent::AtMost(self.segment);
+        let keys = vec![Extent::Size(self.layers), Extent::Texts, width, Extent::Size(self.packed)];
         let parts = vec![
             PartLayout { name: "window", shape: keys, dtype: PartType::Computed },
-            PartLayout { name: "window_mask", shape: vec![Extent::Texts, Extent::Any], dtype: PartType::Exactly(DType::I32) },
+            PartLayout { name: "window_mask", shape: vec![Extent::Texts, width], dtype: PartType::Exactly(DType::I32) },
         ];
         StateLayout { kind: KIND.name, parts, begins: Begins::Absent }
     }

@@ -36,7 +36,7 @@ pub(super) fn build(config: &Config, make: &mut Maker) -> Result<Box<dyn Recurre
     let tokens =
         (rows > 0).then(|| make.memory(|make| make.param("memory", &[rows, a.width], Fill::Normal(a.init)))).transpose()?;
     let blocks = Arc::new(Blocks::new(make, &architecture, config.segment_size + around.total())?);
-    let memory = make.memory(|make| config.memory.build(make, a))?;
+    let memory = make.memory(|make| config.memory.build(make, a, config.segment_size))?;
     let head = Head::new(make, a)?;
     let compute = make.compute().clone();
     let backbone = Backbone { architecture, embedding, blocks, head };

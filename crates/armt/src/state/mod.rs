@@ -91,8 +91,8 @@ pub enum Extent {
     Size(usize),
     /// So many for each segment that was read.
     Segments(usize),
-    /// A size that depends on what was read.
-    Any,
+    /// A size that depends on what was read, at most this.
+    AtMost(usize),
 }
 
 /// The type of a state's tensor.
@@ -118,8 +118,8 @@ impl PartLayout {
     fn sizes(&self, texts: usize) -> Vec<usize> {
         let size = |extent: &Extent| match extent {
             Extent::Texts => texts,
-            Extent::Size(n) => *n,
-            Extent::Segments(_) | Extent::Any => 0,
+            Extent::Size(n) | Extent::AtMost(n) => *n,
+            Extent::Segments(_) => 0,
         };
         self.shape.iter().map(size).collect()
     }
@@ -140,7 +140,7 @@ impl PartLayout {
             Extent::Texts => *got == texts,
             Extent::Size(n) => got == n,
             Extent::Segments(n) => *got > 0 && got.is_multiple_of(*n),
-            Extent::Any => *got > 0,
+            Extent::AtMost(n) => (1..=*n).contains(got),
         };
         if dims.len() == self.shape.len() && self.shape.iter().zip(dims).all(fits) {
             return Ok(());
@@ -158,7 +158,7 @@ fn shown(shape: &[Extent], texts: usize) -> String {
         Extent::Texts => texts.to_string(),
         Extent::Size(n) => n.to_string(),
         Extent::Segments(n) => format!("{n} a segment"),
-        Extent::Any => "any".into(),
+        Extent::AtMost(n) => format!("at most {n}"),
     };
     format!("[{}]", shape.iter().map(one).collect::<Vec<_>>().join(", "))
 }
@@ -233,7 +233,7 @@ impl StateLayout {
         Ok(State { parts, ..state })
     }
 
-    /// Bytes that the state of one text takes in use, where that does not depend on what was read; `computed` is the type of the computation.
+    /// Bytes that the state of one text takes in use at most, where it does not grow with what was read; `computed` is the type of the computation.
     pub fn bytes(&self, computed: DType) -> usize {
         let bytes = |part: &PartLayout| {
             let dtype = if let PartType::Exactly(dtype) = part.dtype { dtype } else { computed };
@@ -248,8 +248,8 @@ impl StateLayout {
             let dtype = if let PartType::Exactly(dtype) = part.dtype { dtype } else { computed };
             let grows = part.shape.iter().any(|extent| matches!(extent, Extent::Segments(_)));
             let size = |extent: &Extent| match extent {
-                Extent::Size(n) | Extent::Segments(n) => *n,
-                Extent::Texts | Extent::Any => 1,
+                Extent::Size(n) | Extent::Segments(n) | Extent::AtMost(n) => *n,
+                Extent::Texts => 1,
             };
             if grows { part.shape.iter().fold(dtype.size(), |bytes, extent| bytes.saturating_mul(size(extent))) } else { 0 }
         };

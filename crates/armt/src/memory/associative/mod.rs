@@ -128,7 +128,7 @@ impl Settings for Associative {
         keys_of(self)
     }
 
-    fn build(&self, make: &mut Maker, a: &Architecture) -> Result<Box<dyn Memory>> {
+    fn build(&self, make: &mut Maker, a: &Architecture, _: usize) -> Result<Box<dyn Memory>> {
         let (l, d) = (a.layers, a.width);
         // PyTorch's default for a linear layer: uniform within 1 / sqrt(in).
         let uniform = Fill::Uniform(1.0 / (d as f64).sqrt());
