@@ -74,7 +74,7 @@ pub struct ConvertArgs {
     /// Let each segment see the keys and values of the one before (none).
     #[arg(long)]
     window: bool,
-    /// Layers that have a memory, as 0,1,5; all if not given (associative).
+    /// Layers that have a memory, as 0,1,5; all if not given (associative). Adapters are smaller by that; time, and the memory of a text, are not.
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     memory_layers: Option<Vec<usize>>,
     /// Numbers in the file (default: f32).

@@ -458,9 +458,11 @@ fn configurations_that_cannot_be_are_refused_by_key() {
     refused(with("activation_function", "relu".into()), "activation_function");
     refused(with("model_type", "bert".into()), "bert");
     refused(with("scale_attn_weights", false.into()), "scale_attn_weights");
-    let mut layers = base();
-    layers.memory = Associative { memory_layers: Some(vec![2]), ..Associative::new(2, 4) }.into();
-    refused(layers, "memory_layers");
+    for (with, word) in [(vec![2], "layers below 2"), (vec![], "at least one layer"), (vec![1, 0, 1], "1 again")] {
+        let mut layers = base();
+        layers.memory = Associative { memory_layers: Some(with), ..Associative::new(2, 4) }.into();
+        refused(layers, word);
+    }
     // Sizes whose products are no number any more.
     let most = 9_223_372_036_854_775_807_u64;
     refused(with("n_embd", most.into()), "width");

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use armt::State;
 use armt::config::Alignment;
-use armt::engine::{DType, Device, Tape};
+use armt::engine::{DType, Device, Tape, ops};
 use armt::memory::{Associative, MemoryConfig, Rmt, Window};
 use armt::schedule::{Backprop, ScheduleKind};
 use armt::segment::Batch;
@@ -113,13 +113,22 @@ fn rmt_has_no_diagonal_and_says_why() {
 #[test]
 fn layers_without_memory_are_not_touched_by_it() {
     let mut memory = memories().remove(0).get::<Associative>().unwrap().clone();
-    memory.memory_layers = Some(vec![]);
-    let none = small::config("gpt2", 3, MemoryConfig::new(memory), 4, Alignment::Left);
-    let model = model(none, 3, &Device::cpu());
+    memory.memory_layers = Some(vec![0]);
+    let one = small::config("gpt2", 3, MemoryConfig::new(memory), 4, Alignment::Left);
+    let model = model(one, 3, &Device::cpu());
     let text = tokens(1, 4, 4);
-    let empty = model.forward(&text, &model.empty(1).unwrap(), ScheduleKind::Diagonal).unwrap().0;
-    let used = model.forward(&text, &used_state(&model, 1, 5), ScheduleKind::Diagonal).unwrap().0;
-    assert_eq!(empty, used, "with no layer to read it, a memory changes nothing");
+    let logits = |state: &State| model.forward(&text, state, ScheduleKind::Diagonal).unwrap().0;
+    // Row 0 of A and z of one state, and the other layers' rows of another.
+    let (used, other) = (used_state(&model, 1, 5), used_state(&model, 1, 6));
+    let mixed = |with: &State, without: &State| {
+        let rows = with.tensors().zip(without.tensors()).map(|((_, a), (_, b))| {
+            let (a, b) = (ops::rows(a, 0..1).unwrap(), ops::rows(b, 1..3).unwrap());
+            ops::concat(&[&a, &b], 0).unwrap()
+        });
+        model.recurrence().layout().state(rows.collect(), with.counts().to_vec()).unwrap()
+    };
+    assert_eq!(logits(&mixed(&used, &other)), logits(&used), "of layers without a memory nothing is read");
+    assert_ne!(logits(&mixed(&other, &used)), logits(&used), "that of the layer with one is");
 }
 
 #[test]

@@ -8,6 +8,7 @@
 
 mod pending;
 
+use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -51,7 +52,7 @@ pub struct Associative {
     /// How tokens are written: the paper's way by default, or `projected`, which does not wear the memory out.
     #[serde(default, skip_serializing_if = "Write::is_paper")]
     pub write: Write,
-    /// Layers that have a memory; all if absent.
+    /// Layers that have a memory, each once; all if absent. The others run along in the batch: they take as much room and time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_layers: Option<Vec<usize>>,
 }
@@ -118,8 +119,16 @@ impl Settings for Associative {
         // A of all layers: no model needs more for one text than that.
         let keys = self.d_mem.saturating_mul(2).saturating_mul(self.nu);
         expect_room("memory.d_mem", &[architecture.layers, keys, architecture.width + 1, size_of::<f32>()])?;
-        match self.memory_layers.iter().flatten().find(|l| **l >= architecture.layers) {
-            Some(bad) => Err(Error::config("memory.memory_layers", &format!("layers below {}", architecture.layers), bad)),
+        let Some(with) = &self.memory_layers else { return Ok(()) };
+        let refuse = |expected: &str, got: &dyn Display| Err(Error::config("memory.memory_layers", expected, got));
+        if with.is_empty() {
+            return refuse("at least one layer, or nothing for all", &"none");
+        }
+        if let Some(bad) = with.iter().find(|l| **l >= architecture.layers) {
+            return refuse(&format!("layers below {}", architecture.layers), bad);
+        }
+        match with.iter().enumerate().find(|(i, l)| with[..*i].contains(l)) {
+            Some((_, again)) => refuse("each layer once", &format!("{again} again")),
             None => Ok(()),
         }
     }
