@@ -204,19 +204,24 @@ pub struct TokenStream {
 pub struct TokenizerThreads(rayon::ThreadPool);
 
 impl TokenizerThreads {
-    /// As many threads as the machine runs at a time, the same for all who ask. A system that gives none is an error.
+    /// As many threads as `RAYON_NUM_THREADS` says, or else as the machine runs at a time: the same for all who ask, however few their own
+    /// computations have. A system that gives none is an error.
     pub fn shared() -> Result<Arc<Self>> {
         static SHARED: OnceLock<Arc<TokenizerThreads>> = OnceLock::new();
         if let Some(shared) = SHARED.get() {
             return Ok(shared.clone());
         }
-        let threads = Self::with(std::thread::available_parallelism().map_or(1, usize::from))?;
+        let threads = Self::pool(0)?;
         Ok(SHARED.get_or_init(|| threads).clone())
     }
 
     /// So many threads, at least one.
     pub fn with(threads: usize) -> Result<Arc<Self>> {
-        let threads = threads.max(1);
+        Self::pool(threads.max(1))
+    }
+
+    /// So many threads; 0 is rayon's own number.
+    fn pool(threads: usize) -> Result<Arc<Self>> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("tokenizer-{i}")).build();
         let source = |e: rayon::ThreadPoolBuildError| std::io::Error::other(e.to_string());
         Ok(Arc::new(TokenizerThreads(pool.map_err(|e| Error::System { what: "threads for the tokenizer", source: source(e) })?)))
@@ -397,5 +402,23 @@ fn decode(bytes: &[u8], text: &mut String) -> (usize, u64) {
         text.push(char::REPLACEMENT_CHARACTER);
         replaced += wrong as u64;
         rest = &bad[wrong..];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_threads_tokenize_as_the_environment_says() {
+        const SAID: (&str, &str) = ("RAYON_NUM_THREADS", "3");
+        if std::env::var(SAID.0).is_ok_and(|threads| threads == SAID.1) {
+            assert_eq!(TokenizerThreads::shared().unwrap().0.current_num_threads(), 3);
+            return;
+        }
+        // In a process of its own: the environment is that of all tests.
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        let name = "text::stream::tests::as_many_threads_tokenize_as_the_environment_says";
+        assert!(again.args([name, "--exact"]).env(SAID.0, SAID.1).status().unwrap().success());
     }
 }
