@@ -197,10 +197,25 @@ fn a_run_goes_on_by_its_own_recipe_only() {
         ("stage.2.steps=6", "stage.2.steps: expected 5"),
         ("model.width=32", "model.fresh.width"),
         ("stages=1", "stage.2."),
+        // Keys that have no value unless a recipe says one, and that the run does not know.
+        ("stage.1.lr=1e-3", "stage.1.lr: expected no such key"),
+        ("stage.1.patience=1", "stage.1.patience"),
+        ("memory.write=projected", "memory.write"),
+        ("memory.memory_layers=[0]", "memory.memory_layers.1"),
+        ("stage.1.together=2", "stage.1.together"),
     ] {
         let error = run(&path, true, u64::MAX, &[change.to_string()]).err().unwrap().to_string();
         assert!(error.contains(key), "{change}: {error}");
     }
+    // A run of an earlier version does not know the keys that came later: they say what it did.
+    let file = path.join("last/recipe.json");
+    let mut begun: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    for key in ["optimizer.skip", "train.only", "eval.gated", "backprop.sparse", "backprop.background"] {
+        assert!(begun.as_object_mut().unwrap().remove(key).is_some(), "{key}");
+    }
+    std::fs::write(&file, begun.to_string()).unwrap();
+    let error = run(&path, true, u64::MAX, &["backprop.sparse=0.1".into()]).err().unwrap().to_string();
+    assert!(error.contains("backprop.sparse: expected no such key"), "{error}");
     // What is said again changes nothing.
     let same = ["optimizer.lr=3e-4", "eval.patience=0"].map(String::from);
     assert!(matches!(run(&path, true, u64::MAX, &same).unwrap(), Ending::Finished { .. }));

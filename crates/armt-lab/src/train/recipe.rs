@@ -361,6 +361,18 @@ const ONCE_OF_ALL: [(&str, &str); 8] = [
     ("distract", "0"),
 ];
 
+/// Keys that came after runs had begun to write down what they were made by, of all stages by one name, and what runs of before did.
+const CAME_LATER: [(&str, &str); 8] = [
+    ("optimizer.skip", "0"),
+    ("train.only", "all"),
+    ("eval.gated", "false"),
+    ("backprop.sparse", "0.0"),
+    ("backprop.background", "0.0"),
+    ("stage.alone", "0.0"),
+    ("stage.clusters", "0.0"),
+    ("stage.distract", "0"),
+];
+
 /// What the names of files begin with that the Python package writes for rows of its caller's.
 const ROWS: &str = "armt-rows-";
 
@@ -437,6 +449,12 @@ impl Recipe {
     pub(super) fn says_nothing(key: &str, value: &str) -> bool {
         let (section, name) = key.rsplit_once('.').unwrap_or_default();
         (section == "task" || section.starts_with("stage.")) && ONCE_OF_ALL.contains(&(name, value))
+    }
+
+    /// Whether a key came later than the first runs that can be gone on with, and has the value that these did not need to write down.
+    pub(super) fn came_later(key: &str, value: &str) -> bool {
+        let name = key.strip_prefix("stage.").and_then(|rest| rest.split_once('.')).map(|(_, name)| format!("stage.{name}"));
+        CAME_LATER.contains(&(name.as_deref().unwrap_or(key), value))
     }
 
     /// What it says of its task.

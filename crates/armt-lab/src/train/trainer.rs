@@ -199,15 +199,19 @@ fn expect_same(recipe: &Recipe, folder: &RunFolder) -> Result<()> {
     let nothing = "nothing".to_string();
     // A key that the run does not know is one of a later version.
     let said = |key: &str, value: &str| now.contains_key(key) || !Recipe::says_nothing(key, value);
-    match begun.iter().find(|(key, value)| now.get(*key) != Some(*value) && said(key, value)) {
+    if let Some((key, value)) = begun.iter().find(|(key, value)| now.get(*key) != Some(*value) && said(key, value)) {
+        let expected = format!("{value}, with which the run was begun (model.from=RUN begins another from its best model)");
+        return Err(Error::config(key, &expected, now.get(key).unwrap_or(&nothing)));
+    }
+    match now.iter().find(|(key, value)| !begun.contains_key(*key) && !Recipe::came_later(key, value)) {
         Some((key, value)) => {
-            let expected = format!("{value}, with which the run was begun (model.from=RUN begins another from its best model)");
-            Err(Error::config(key, &expected, now.get(key).unwrap_or(&nothing)))
+            let expected = match key.starts_with("stage.") && new_stage(key, &begun) {
+                true => "no stages but those with which the run was begun",
+                false => "no such key, without which the run was begun (model.from=RUN begins another from its best model)",
+            };
+            Err(Error::config(key, expected, value))
         }
-        None => match now.keys().find(|key| key.starts_with("stage.") && !begun.contains_key(*key) && new_stage(key, &begun)) {
-            Some(key) => Err(Error::config(key, "no stages but those with which the run was begun", &now[key])),
-            None => Ok(()),
-        },
+        None => Ok(()),
     }
 }
 
