@@ -386,6 +386,69 @@ fn a_text_of_which_nothing_can_be_learned_is_told_as_that() {
     }
 }
 
+/// What a run that cannot be is refused with, and whether its folder holds a checkpoint.
+fn refused(recipe: &Recipe, at: &Path) -> (String, bool) {
+    let ending = train(recipe, &mut RunFolder::create(at).unwrap(), false, (DType::F32, &Device::cpu()), &mut |event| {
+        assert!(!matches!(event, Event::Step { .. }), "a step was made");
+        ControlFlow::Continue(())
+    });
+    (ending.err().unwrap().to_string(), at.join("last").exists())
+}
+
+#[test]
+fn what_a_text_cannot_be_judged_by_is_refused_by_its_key_before_the_first_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let valid = |name, text| format!("task.valid=[\"{}\"]", write(folder.path(), name, text));
+    let (empty, short) = (valid("empty.txt", ""), valid("short.txt", "a"));
+    for (name, changes, message) in [
+        ("apart", vec![empty.as_str()], "task.valid: expected texts"),
+        ("carried", vec![short.as_str(), "stage.1.carry=1.0"], "task.valid: expected texts"),
+        ("gated", vec!["eval.gated=true"], "eval.gated: expected false"),
+    ] {
+        let (error, kept) =
+            refused(&recipe(folder.path(), &[changes, vec!["task.document=file"]].concat()), &folder.path().join(name));
+        assert!(error.contains(message) && !kept, "{name}: {error}");
+    }
+}
+
+#[test]
+fn a_validation_that_fails_loses_no_step_and_is_made_when_the_run_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = |last: &str| format!("{}{last}\n", format!("{{\"text\": \"{}\"}}\n", "one two three ".repeat(9)).repeat(5));
+    let valid = format!("task.valid=[\"{}\"]", write(folder.path(), "valid.jsonl", &rows("{\"text\": \"end\"}")));
+    let changes = [&valid, "stage.1.carry=1.0", "task.document=row", "task.train=[\"VALID\"]", "eval.samples=1000"]
+        .map(|c| c.replace("VALID", &folder.path().join("valid.jsonl").display().to_string()));
+    let recipe = recipe(folder.path(), &changes.each_ref().map(String::as_str));
+    let whole = run(&recipe, &folder.path().join("whole"), false, 0);
+    let broken = folder.path().join("broken");
+    let mut losses = Vec::new();
+    let ending = train(&recipe, &mut RunFolder::create(&broken).unwrap(), false, (DType::F32, &Device::cpu()), &mut |event| {
+        if let Event::Step { progress, loss, .. } = event {
+            losses.push(*loss);
+            if progress.due {
+                write(folder.path(), "valid.jsonl", &rows("{"));
+            }
+        }
+        ControlFlow::Continue(())
+    });
+    let error = ending.err().unwrap().to_string();
+    assert!(error.contains("valid.jsonl: line 6") && losses.len() == 20, "{error}");
+    write(folder.path(), "valid.jsonl", &rows("{\"text\": \"end\"}"));
+    assert_eq!([losses, run(&recipe, &broken, true, 0)].concat(), whole);
+}
+
+#[test]
+fn a_run_does_not_go_on_with_more_files_than_it_was_begun_with() {
+    let folder = tempfile::tempdir().unwrap();
+    run(&recipe(folder.path(), &[]), &folder.path().join("run"), false, 2);
+    let (one, more) = (folder.path().join("train.txt"), write(folder.path(), "more.txt", &lines()));
+    let recipe = recipe(folder.path(), &[&format!("task.train=[\"{}\", \"{more}\"]", one.display())]);
+    let mut run = RunFolder::open(&folder.path().join("run")).unwrap();
+    let ending = train(&recipe, &mut run, true, (DType::F32, &Device::cpu()), &mut |_| ControlFlow::Continue(()));
+    let error = ending.err().unwrap().to_string();
+    assert!(error.contains("task.train.2: expected no such key"), "{error}");
+}
+
 #[test]
 fn rows_that_lack_something_are_named_by_their_lines() {
     let folder = tempfile::tempdir().unwrap();

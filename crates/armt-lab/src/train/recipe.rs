@@ -277,7 +277,7 @@ pub struct EvalRecipe {
     /// Texts of it that are computed at a time.
     pub batch: usize,
     /// Whether the run ends where a stage has not come to its `until` by its last step, instead of going on to stages that build on it.
-    /// Stages with `until = "never"` have no such mark.
+    /// Stages with `until = "never"` have no such mark. A task that is judged by its loss has none either, and is refused.
     pub gated: bool,
     /// A stage ends after this many validations in a row that are neither better than all before nor 1; 0: never.
     pub patience: u64,

@@ -113,6 +113,16 @@ pub fn train_among(
     device.reset_peak();
     while let (Some(stage), Some(sizes)) = (recipe.stages.get(progress.stage), recipe.sizes(progress.stage)) {
         let config = configs[progress.stage].clone();
+        let task = data.task(progress.stage, sizes)?;
+        let measure = task.measure();
+        if recipe.eval.gated && measure == Measure::Loss {
+            let expected = "false: a task that is judged by its loss has no mark that it could miss";
+            return Err(Error::config("eval.gated", expected, "true"));
+        }
+        if progress.step == 0 {
+            // What nobody can be judged on is told before the first step, not after many.
+            validation::expect_texts(task.as_ref(), &recipe.eval)?;
+        }
         // Of a run that is under way everything is in its folder.
         let from = origin.as_ref().filter(|_| !resume && progress.total == 0);
         let (model, adapter) = match weights.take() {
@@ -143,7 +153,6 @@ pub fn train_among(
         {
             stepper.go_on_from(&memory)?;
         }
-        let task = data.task(progress.stage, sizes)?;
         let name = task.name();
         let (task, name, events) = (&*task, name.as_str(), events.as_mut());
         let mut run = StageRun { recipe, stage, task, name, model: &model, stepper, folder, events };
@@ -159,9 +168,7 @@ pub fn train_among(
             return Ok(Ending::Stopped);
         }
         meet(replicas)?;
-        let measure = task.measure();
         if recipe.eval.gated
-            && measure == Measure::ExactMatch
             && let Some(mark) = stage.until.mark()
             && progress.best < mark
         {
@@ -385,7 +392,7 @@ impl StageRun<'_> {
     }
 
     /// Judges the model, keeps it if it is the best so far, and notes whether the stage is over. A stop leaves the validation due, or comes
-    /// after it; everything is saved then.
+    /// after it; everything is saved then, and where the validation fails.
     fn validate(
         &mut self,
         progress: &mut RunProgress,
@@ -393,9 +400,11 @@ impl StageRun<'_> {
     ) -> Result<ControlFlow<()>> {
         let random = seed(self.recipe, 2, progress.stage, 0);
         let told = &mut |texts, of| each(&Event::Judged { texts, of });
-        let Some(score) = validation::score(self.model, self.task, &self.recipe.eval, random, told)? else {
-            self.save(progress)?;
-            return Ok(ControlFlow::Break(()));
+        let judged = validation::score(self.model, self.task, &self.recipe.eval, random, told);
+        let Ok(Some(score)) = judged else {
+            // One that failed is due still, and the steps before it are made. What failed first is told.
+            let saved = self.save(progress);
+            return judged.and(saved).map(|()| ControlFlow::Break(()));
         };
         let measure = self.task.measure();
         let figures: Vec<(&str, f64)> = measure.figures(score).into_iter().chain(self.task.figures(score)).collect();

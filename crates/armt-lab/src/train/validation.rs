@@ -31,6 +31,23 @@ pub(super) fn score(
     }
 }
 
+/// Refuses a task that has nothing to be judged on, which only files may turn out to have.
+pub(super) fn expect_texts(task: &dyn TrainingTask, eval: &EvalRecipe) -> Result<()> {
+    let first = match task.validation_in_order(eval.batch)? {
+        Some(mut windows) => windows.next().transpose()?.map(|window| window.asked),
+        None if task.judged(eval.samples)? > 0 => Some(task.validation(0, 1, &mut Random::new(0))?),
+        None => None,
+    };
+    match first.is_some_and(|asked| asked.targets.next.iter().any(|next| *next >= 0)) {
+        true => Ok(()),
+        false => Err(nothing()),
+    }
+}
+
+fn nothing() -> Error {
+    Error::config("task.valid", "texts of at least two tokens", "none")
+}
+
 /// Texts by themselves, each from an empty memory.
 fn apart(model: &Model, task: &dyn TrainingTask, eval: &EvalRecipe, mut random: Random, told: Told<'_>) -> Result<Option<f64>> {
     let samples = task.judged(eval.samples)?;
@@ -78,7 +95,7 @@ fn onward(model: &Model, windows: Windows<'_>, samples: usize, told: Told<'_>) -
 /// The mean probability of the right token.
 fn probability(sum: Likelihood) -> Result<f64> {
     match sum.tokens {
-        0 => Err(Error::input("texts to be judged on", "at least two tokens", "fewer")),
+        0 => Err(nothing()),
         _ => Ok((-sum.loss()).exp()),
     }
 }
