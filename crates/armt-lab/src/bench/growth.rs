@@ -4,8 +4,9 @@ use std::path::Path;
 
 use armt::files::{read_json, write_json};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
-use super::{Timing, Work};
+use super::{Timing, Work, Workload};
 use crate::error::{Error, Result};
 use crate::eval::plot::{Mark, Plot, Scale, Series};
 
@@ -57,6 +58,16 @@ impl Size {
         }
     }
 
+    /// A workload without this size, to see whether two differ in another.
+    fn without(self, workload: &Workload) -> Workload {
+        let workload = workload.clone();
+        match self {
+            Size::Tokens => Workload { segments: 0, ..workload },
+            Size::Layers => Workload { layers: 0, ..workload },
+            Size::Batch => Workload { batch: 0, ..workload },
+        }
+    }
+
     fn label(self) -> &'static str {
         match self {
             Size::Tokens => "tokens of a text",
@@ -66,6 +77,32 @@ impl Size {
     }
 }
 
+/// Refuses timings that no line could join: they differ in more than the size that grows and the schedule.
+fn expect_one_work(figures: &[Figures], size: Size) -> Result<()> {
+    let all = || figures.iter().flat_map(|f| f.timings.iter().map(move |t| (f, t)));
+    let told = |(f, t): (&Figures, &Timing)| -> Result<Vec<(String, Value)>> {
+        let json = |e| Error::input("timings", "figures of `armt bench`", e);
+        let workload = serde_json::to_value(size.without(&t.workload)).map_err(json)?;
+        let own = ["machine", "dtype", "recompute", "unwind", "accumulate", "nccl"].map(String::from);
+        let values = [json!(f.machine), json!(t.dtype), json!(t.recompute), json!(t.unwind), json!(t.accumulate), json!(t.nccl)];
+        let work = workload.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), value.clone()));
+        Ok(work.chain(own.into_iter().zip(values)).collect())
+    };
+    let Some(first) = all().next().map(told).transpose()? else { return Ok(()) };
+    for timing in all() {
+        let other = told(timing)?;
+        // A key that stands in one of them alone has the value that most have in the other.
+        let missing = first.iter().find(|(key, _)| other.iter().all(|(known, _)| known != key));
+        let differs = other.iter().find(|pair| !first.contains(pair)).or(missing);
+        if let Some((key, value)) = differs {
+            let before = first.iter().find(|(known, _)| known == key).map_or(Value::Null, |(_, before)| before.clone());
+            let expected = format!("some of one {key}, that differ in the {} alone", size.label());
+            return Err(Error::input("timings", expected, format!("{before} and {value}")));
+        }
+    }
+    Ok(())
+}
+
 /// Timings of one kind of work that differ in one size, and maybe in the schedule.
 pub struct Growth<'f> {
     timings: Vec<&'f Timing>,
@@ -73,7 +110,8 @@ pub struct Growth<'f> {
 }
 
 impl<'f> Growth<'f> {
-    /// Sorts timings by the size that differs. Refuses timings that differ in none, or in several.
+    /// Sorts timings by the size that differs. Refuses timings that differ in none, or in several, and those that are of other work, or were done in
+    /// another way or on another machine.
     pub fn of(figures: &'f [Figures]) -> Result<Self> {
         let mut timings: Vec<&Timing> = figures.iter().flat_map(|f| &f.timings).collect();
         let differs = |size: &Size| timings.iter().any(|t| size.of(t) != size.of(timings[0]));
@@ -83,6 +121,7 @@ impl<'f> Growth<'f> {
             let found = if found.is_empty() { "none".into() } else { found.join(" and ") };
             return Err(Error::input("timings", "some that differ in one size", found));
         };
+        expect_one_work(figures, size)?;
         timings.sort_by_key(|t| size.of(t));
         Ok(Growth { timings, size })
     }
@@ -145,7 +184,6 @@ impl<'f> Growth<'f> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Workload;
     use super::*;
 
     fn timing(segments: usize, layers: usize, schedule: &str, rate: f64) -> Timing {
@@ -207,5 +245,28 @@ mod tests {
         let said = of(vec![timing(4, 2, "diagonal", 1.0), timing(8, 3, "diagonal", 1.0)]);
         assert!(said.contains("tokens of a text and layers"), "{said}");
         assert!(of(vec![]).contains("got none"));
+    }
+
+    #[test]
+    fn timings_of_other_work_or_done_in_another_way_are_no_growth() {
+        let others: [(&str, fn(&mut Timing)); 8] = [
+            ("name", |t| t.workload = Workload { segments: 8, ..Workload::named("w1", false).unwrap() }),
+            ("width", |t| t.workload.width += 64),
+            ("write", |t| t.workload.write = armt::memory::Write::Projected),
+            ("dtype", |t| t.dtype = "bf16".into()),
+            ("recompute", |t| t.recompute = true),
+            ("unwind", |t| t.unwind = true),
+            ("accumulate", |t| t.accumulate = 2),
+            ("nccl", |t| t.nccl = true),
+        ];
+        for (key, change) in others {
+            let (one, mut other) = (timing(4, 2, "diagonal", 1.0), timing(8, 2, "diagonal", 1.0));
+            change(&mut other);
+            let refused = Growth::of(&[figures(vec![one, other])]).err().unwrap().to_string();
+            assert!(key == "name" || refused.contains(&format!("some of one {key}")), "{key}: {refused}");
+        }
+        let elsewhere = Figures { machine: "another".into(), ..figures(vec![timing(8, 2, "diagonal", 1.0)]) };
+        let refused = Growth::of(&[figures(vec![timing(4, 2, "diagonal", 1.0)]), elsewhere]).err().unwrap().to_string();
+        assert!(refused.contains("some of one machine"), "{refused}");
     }
 }
