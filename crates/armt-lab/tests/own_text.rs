@@ -438,6 +438,17 @@ fn a_validation_that_fails_loses_no_step_and_is_made_when_the_run_goes_on() {
 }
 
 #[test]
+fn texts_that_are_judged_on_and_learned_from_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let note = |valid: &str| task(&recipe(folder.path(), &[&format!("task.valid=[{valid}]")])).note(8);
+    let (train, other) = (folder.path().join("sub/../train.txt"), folder.path().join("valid.txt"));
+    std::fs::create_dir(folder.path().join("sub")).unwrap();
+    assert_eq!(note(&format!("{other:?}")), None);
+    let said = note(&format!("{other:?}, {train:?}"));
+    assert_eq!(said.as_deref(), Some("of 2 files of task.valid 1 are in task.train too"));
+}
+
+#[test]
 fn a_run_does_not_go_on_with_more_files_than_it_was_begun_with() {
     let folder = tempfile::tempdir().unwrap();
     run(&recipe(folder.path(), &[]), &folder.path().join("run"), false, 2);

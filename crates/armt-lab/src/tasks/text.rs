@@ -17,6 +17,8 @@ mod windows;
 pub use self::lessons::{LossOn, SETTING, TextLessons};
 pub use self::windows::Lanes;
 
+use std::collections::HashSet;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use armt::random::Random;
@@ -82,6 +84,15 @@ impl TrainingTask for TextTraining {
     fn name(&self) -> String {
         let onward = if self.carried { ", from their document's memory" } else { "" };
         format!("text in {} x {} tokens{onward}", self.segments, self.segment)
+    }
+
+    /// Files that are judged on and learned from, by whatever names: of these a loss says what was learned by heart.
+    fn note(&self, _samples: usize) -> Option<String> {
+        let places = |documents: &Documents| documents.files().iter().filter_map(|file| file.canonicalize().ok()).collect();
+        let (learned, judged): (HashSet<PathBuf>, HashSet<PathBuf>) = (places(&self.train), places(&self.valid));
+        let common = judged.intersection(&learned).count();
+        let of = |n: usize| if n == 1 { "1 file".to_string() } else { format!("{n} files") };
+        (common > 0).then(|| format!("of {} of task.valid {common} are in task.train too", of(judged.len())))
     }
 
     fn sizes(&self) -> Vec<(&'static str, usize)> {
