@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use armt_lab::tasks::babilong::{Data, find_data};
 use armt_lab::tasks::check::{Checked, has_questions, questions, texts};
 use armt_shipped::find_model;
@@ -45,7 +45,12 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode> {
     let folder = find_data(Data::Bpe, named.as_deref()).context("--model DIR names a folder of a tokenizer")?;
     let tokenizer = Arc::new(find_tokenizer(&folder)?);
     let fields = args.fields.fields();
-    let Checked { lengths, unwritable, wrong, .. } = match has_questions(&args.files, &fields)? {
+    let asked = has_questions(&args.files, &fields)?;
+    if let Some(option) = args.fields.given().filter(|_| !asked) {
+        let name = fields.question.as_deref().unwrap_or("question");
+        bail!("{option}: expected rows of questions, but none of the first has a field {name}");
+    }
+    let Checked { lengths, unwritable, wrong, .. } = match asked {
         true => questions(&args.files, &fields, &tokenizer)?,
         false => texts(&args.files, &args.field, &tokenizer)?,
     };

@@ -297,6 +297,11 @@ fn files_of_questions_and_samples_are_taken_for_what_they_are() {
     std::fs::write(place.path("marked.jsonl"), format!("\u{feff}{rows}")).unwrap();
     let said = place.good("data check marked.jsonl --model model");
     assert!(said.lines().any(|line| line.split_whitespace().take(2).eq(["questions", "3"])), "{said}");
+    // A field that no row has is a slip of the hand, and the rows are no texts for it.
+    for option in ["--question quest", "--question quest --context c", "--question quest --answer a"] {
+        let said = place.bad(&format!("data check marked.jsonl --model model {option}"));
+        assert!(said.contains("expected rows of questions, but none of the first has a field quest"), "{said}");
+    }
     std::fs::write(place.path("begins-badly.jsonl"), format!("{{\"context\": \"broken\n{rows}")).unwrap();
     let out = place.command("data check begins-badly.jsonl --model model").output().unwrap();
     let said = text(&out.stderr);
