@@ -42,9 +42,12 @@ impl ReadEach<'_> {
     /// The texts with the places of their memories: the name of each from the folder that was named, and `.mem`. Two with one name are refused.
     fn texts(&self) -> Result<Vec<Text>> {
         let mut found: BTreeMap<PathBuf, PathBuf> = BTreeMap::new();
+        let out = self.out.canonicalize().ok();
         for named in self.files {
             let mut files = Vec::new();
-            within(named, &mut HashSet::new(), &mut files)?;
+            // The memories of an earlier call are no texts. Where they lie among the texts they are known by their names, below.
+            let own = out.clone().filter(|out| named.canonicalize().is_ok_and(|named| named != *out));
+            within(named, &mut own.into_iter().collect(), &mut files)?;
             for path in files {
                 let name = if named.is_dir() { path.strip_prefix(named)? } else { Path::new(path.file_name().unwrap_or_default()) };
                 let mut name = name.as_os_str().to_owned();
@@ -59,6 +62,8 @@ impl ReadEach<'_> {
                 }
             }
         }
+        let memories: HashSet<PathBuf> = found.keys().filter_map(|memory| memory.canonicalize().ok()).collect();
+        found.retain(|_, path| !path.canonicalize().is_ok_and(|path| memories.contains(&path)));
         if found.is_empty() {
             bail!("expected at least one text, found none");
         }

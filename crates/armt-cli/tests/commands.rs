@@ -542,6 +542,15 @@ fn an_interrupted_reading_of_many_texts_goes_on() {
 
 #[test]
 fn a_model_that_has_a_memory_keeps_its_weights_and_writes_it_in_another_way() {
+    // Memories are no texts, wherever they lie.
+    for out in ["texts/out", "./texts"] {
+        let line = format!("read model texts --each {out} --device cpu");
+        assert!(place.good(&line).starts_with("7 of 7 texts read;"), "{out}");
+        assert!(place.good(&line).starts_with("0 of 7 texts read, 7 were read before;"), "{out}");
+        if out == "texts/out" {
+            std::fs::remove_dir_all(place.path(out)).unwrap();
+        }
+    }
     let place = place();
     place.good("convert gpt2 model --kind associative --tokens 2 --d-mem 4 --segment 5");
     place.good("convert gpt2 rmt --kind rmt --tokens 2 --segment 5");
