@@ -12,7 +12,7 @@ use armt_lab::bench::{Timing, WORKLOADS, Way, Work, Workload, run as measure};
 use clap::Args;
 
 use crate::device::{DeviceArgs, WriteKind};
-use crate::place::{Written, expect_place_for};
+use crate::place::{Report, Written, expect_place_for};
 
 #[derive(Args)]
 #[command(after_help = "Workloads:
@@ -77,7 +77,7 @@ pub struct BenchArgs {
 
 pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     if let Some(path) = &args.json {
-        expect_place_for(Written::Report, path)?;
+        expect_place_for(Written::Report(Report::Speed), path)?;
     }
     let (device, dtype) = args.device.open()?;
     let all = WORKLOADS.map(String::from);

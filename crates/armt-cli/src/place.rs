@@ -5,6 +5,8 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use armt_lab::bench::growth::Figures;
+use armt_lab::eval::{is_plot, qa, retrieval, text};
 
 /// Bytes by which a file is known.
 const HEAD: u64 = 4096;
@@ -13,7 +15,7 @@ const HEAD: u64 = 4096;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Written {
     /// What `armt eval --out` and `armt bench --json` write.
-    Report,
+    Report(Report),
     /// What `armt report --out` draws.
     Plot,
     /// What `armt data babilong` writes.
@@ -22,23 +24,52 @@ pub enum Written {
     Answers,
 }
 
+/// What a report is of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Report {
+    Retrieval,
+    Text,
+    Qa,
+    Speed,
+}
+
+impl Report {
+    fn name(self) -> &'static str {
+        match self {
+            Report::Retrieval => "report of remember or rewrite",
+            Report::Text => "report of text",
+            Report::Qa => "report of qa",
+            Report::Speed => "report of `armt bench`",
+        }
+    }
+
+    fn is(self, path: &Path) -> bool {
+        match self {
+            Report::Retrieval => retrieval::Report::load(path).is_ok(),
+            Report::Text => text::Report::load(path).is_ok(),
+            Report::Qa => qa::Report::load(path).is_ok(),
+            Report::Speed => Figures::load(path).is_ok(),
+        }
+    }
+}
+
 impl Written {
     fn name(self) -> &'static str {
         match self {
-            Written::Report => "report",
+            Written::Report(kind) => kind.name(),
             Written::Plot => "SVG plot",
             Written::Samples => "file of samples",
             Written::Answers => "file of answers",
         }
     }
 
-    /// Whether a file of this kind begins so.
-    fn begins(self, head: &str) -> bool {
+    /// Whether a file that begins so is of this kind, by how commands write it.
+    fn is(self, path: &Path, head: &str) -> bool {
         match self {
-            Written::Report => head.starts_with("{\n") && ["\"task\":", "\"machine\":"].iter().any(|key| head.contains(key)),
-            Written::Plot => head.starts_with("<svg") || head.starts_with("<?xml"),
-            Written::Samples => head.starts_with("{\"task\":"),
-            Written::Answers => head.starts_with("{\"exact\":"),
+            Written::Report(kind) => kind.is(path),
+            Written::Plot => is_plot(head),
+            Written::Samples => head.starts_with("{\"task\":\"qa") && head.contains(",\"length\":\""),
+            Written::Answers => head.starts_with("{\"exact\":") && head.contains(",\"f1\":"),
         }
     }
 }
@@ -78,5 +109,5 @@ fn is(written: Written, path: &Path) -> Result<bool> {
     let mut head = Vec::new();
     let read = std::fs::File::open(path).and_then(|file| file.take(HEAD).read_to_end(&mut head));
     read.with_context(|| path.display().to_string())?;
-    Ok(head.is_empty() || written.begins(&String::from_utf8_lossy(&head)))
+    Ok(head.is_empty() || written.is(path, &String::from_utf8_lossy(&head)))
 }

@@ -320,7 +320,41 @@ fn a_file_of_another_kind_is_never_replaced() {
     let text = read(&place.path("text.txt"));
     std::fs::write(place.path("rows.jsonl"), "{\"context\": \"a b\", \"question\": \"c\", \"answer\": \"d\"}\n").unwrap();
     let rows = read(&place.path("rows.jsonl"));
+    // What others have made is of another kind though its form is the same.
+    let own = [
+        ("figure.svg", "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"90\" height=\"90\"><circle r=\"9\"/></svg>\n"),
+        ("page.svg", "<?xml version=\"1.0\"?>\n<project><artifactId>own</artifactId></project>\n"),
+        ("own.jsonl", "{\"task\": \"my own data set\", \"text\": \"a b\"}\n"),
+        ("notes.json", "{\n  \"task\": \"buy flour\",\n  \"machine\": \"mine\"\n}\n"),
+    ];
+    own.iter().for_each(|(name, text)| std::fs::write(place.path(name), text).unwrap());
+    std::fs::create_dir(place.path("books")).unwrap();
+    std::fs::write(place.path("books/book.txt"), "In all the numbers he found the same as before. ".repeat(300)).unwrap();
+    place.good("eval model --task babilong --books books --questions qa1 --lengths 0k --samples 1 --out facts.json --device cpu");
+    let facts = read(&place.path("facts.json"));
     for (line, message) in [
+        (
+            "eval model --task text --text text.txt --out figure.json --device cpu",
+            "figure.svg: it exists already and is no SVG plot",
+        ),
+        ("report facts.json --out page.svg", "page.svg: it exists already and is no SVG plot"),
+        ("data babilong --samples 1 --lengths 0k --out own.jsonl", "own.jsonl: it exists already and is no file of samples"),
+        (
+            "eval model --task qa --qa rows.jsonl --out notes.json --device cpu",
+            "notes.json: it exists already and is no report of qa",
+        ),
+        (
+            "bench read-small --repeats 1 --segments 1 --json notes.json --device cpu",
+            "notes.json: it exists already and is no report of",
+        ),
+        (
+            "eval model --task qa --qa rows.jsonl --out facts.json --device cpu",
+            "facts.json: it exists already and is no report of qa",
+        ),
+        (
+            "eval model --task text --text text.txt --out facts.json --device cpu",
+            "facts.json: it exists already and is no report of text",
+        ),
         ("read model text.txt --memory text.txt --force --device cpu", "text.txt: it is also a text to read"),
         ("read model text.txt --memory ./text.txt --append --device cpu", "text.txt: it is also a text to read"),
         ("eval model --task text --text text.txt --out text.txt --device cpu", "text.txt: it exists already and is no report"),
@@ -335,9 +369,11 @@ fn a_file_of_another_kind_is_never_replaced() {
         assert!(said.contains(message), "{line}: {said}");
     }
     assert!(read(&place.path("text.txt")) == text && read(&place.path("rows.jsonl")) == rows);
+    assert!(own.iter().all(|(name, text)| read(&place.path(name)) == text.as_bytes()) && read(&place.path("facts.json")) == facts);
     // What a command has written it writes anew.
     for line in [
         "eval model --task text --text text.txt --out text.json --device cpu",
+        "eval model --task qa --qa rows.jsonl --out qa.json --answers answers.jsonl --device cpu",
         "report text.json --out text.svg",
         "data babilong --questions qa1 --samples 1 --lengths 0k --out samples.jsonl",
         "bench read-small --repeats 1 --segments 1 --layers 1 --json bench.json --device cpu",
@@ -506,6 +542,15 @@ fn each_of_many_texts_has_the_memory_that_it_has_alone() {
     assert!(read(&place.path("out/3.txt.mem")) == read(&place.path("3.mem")));
     std::fs::remove_file(place.path("texts/empty.txt")).unwrap();
     assert!(place.good("read model texts --each out --force --device cpu").contains("7 of 7 texts read;"));
+    // Memories are no texts, wherever they lie.
+    for out in ["texts/out", "./texts"] {
+        let line = format!("read model texts --each {out} --device cpu");
+        assert!(place.good(&line).starts_with("7 of 7 texts read;"), "{out}");
+        assert!(place.good(&line).starts_with("0 of 7 texts read, 7 were read before;"), "{out}");
+        if out == "texts/out" {
+            std::fs::remove_dir_all(place.path(out)).unwrap();
+        }
+    }
     let said = place.bad("read model texts/0.txt texts/sub/0.txt --each twice --device cpu");
     assert!(said.contains("both would have the memory"), "{said}");
     let said = place.bad("read model nothing --each out --device cpu");
@@ -542,15 +587,6 @@ fn an_interrupted_reading_of_many_texts_goes_on() {
 
 #[test]
 fn a_model_that_has_a_memory_keeps_its_weights_and_writes_it_in_another_way() {
-    // Memories are no texts, wherever they lie.
-    for out in ["texts/out", "./texts"] {
-        let line = format!("read model texts --each {out} --device cpu");
-        assert!(place.good(&line).starts_with("7 of 7 texts read;"), "{out}");
-        assert!(place.good(&line).starts_with("0 of 7 texts read, 7 were read before;"), "{out}");
-        if out == "texts/out" {
-            std::fs::remove_dir_all(place.path(out)).unwrap();
-        }
-    }
     let place = place();
     place.good("convert gpt2 model --kind associative --tokens 2 --d-mem 4 --segment 5");
     place.good("convert gpt2 rmt --kind rmt --tokens 2 --segment 5");

@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::device::DeviceArgs;
-use crate::place::{Written, expect_place, expect_place_for};
+use crate::place::{Report, Written, expect_place, expect_place_for};
 use armt_shipped::find_model;
 
 const EXAMPLE: &str = "\
@@ -106,7 +106,9 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
         match args.task {
             // It goes on with its report, and refuses any other file by what is wrong with it.
             Task::Babilong => expect_place(out)?,
-            _ => expect_place_for(Written::Report, out)?,
+            Task::Remember | Task::Rewrite => expect_place_for(Written::Report(Report::Retrieval), out)?,
+            Task::Text => expect_place_for(Written::Report(Report::Text), out)?,
+            Task::Qa => expect_place_for(Written::Report(Report::Qa), out)?,
         }
     }
     match args.task {

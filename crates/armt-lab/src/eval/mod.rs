@@ -12,3 +12,5 @@ pub mod results;
 pub mod retrieval;
 mod svg;
 pub mod text;
+
+pub use self::svg::is_plot;

@@ -2,7 +2,17 @@
 
 use std::fmt::{Display, Write};
 
-const FONTS: &str = "Helvetica, Arial, 'DejaVu Sans', sans-serif";
+/// How the first line of every drawing begins and ends, and the second line. Plots are known by these.
+const BEGIN: &str = r#"<svg xmlns="http://www.w3.org/2000/svg" width=""#;
+const STYLE: &str = r##"font-family="Helvetica, Arial, 'DejaVu Sans', sans-serif" font-size="13" fill="#222222">"##;
+const SHEET: &str = r##"<rect width="100%" height="100%" fill="#ffffff"/>"##;
+
+/// Whether a file that begins so was drawn here: of all SVG the head alone tells it.
+pub fn is_plot(head: &str) -> bool {
+    let mut lines = head.lines();
+    let first = lines.next().is_some_and(|line| line.starts_with(BEGIN) && line.ends_with(STYLE));
+    first && lines.next() == Some(SHEET)
+}
 
 /// Text as it may stand in SVG. Control characters have no place in XML, escaped or not.
 fn escape(text: &str) -> String {
@@ -28,11 +38,8 @@ impl Drawing {
     /// An empty sheet.
     pub fn new(width: f64, height: f64) -> Self {
         let mut d = Drawing(String::new());
-        d.add(format_args!(
-            r#"<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0}" height="{height:.0}" viewBox="0 0 {width:.0} {height:.0}" font-family="{FONTS}" font-size="13" fill="{}">"#,
-            "#222222"
-        ));
-        d.add(format_args!(r##"<rect width="100%" height="100%" fill="#ffffff"/>"##));
+        d.add(format_args!(r#"{BEGIN}{width:.0}" height="{height:.0}" viewBox="0 0 {width:.0} {height:.0}" {STYLE}"#));
+        d.add(format_args!("{SHEET}"));
         d
     }
 
