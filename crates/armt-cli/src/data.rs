@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use armt::engine::machine::expect_room;
 use armt::files::Beside;
 use armt::text::Tokenizer;
 use armt_lab::tasks::babi::Task;
@@ -120,8 +121,12 @@ fn write_babilong(args: &BabilongArgs) -> Result<ExitCode> {
     let of = |task: &Task| open_stories(*task, args.seed, args.sources.simulated, args.split(), args.sources.babi.as_deref());
     let stories = args.questions.iter().map(of).collect::<Result<Vec<_>>>()?;
     note_repeats(&stories, args.samples);
-    let babilong = args.open()?;
+    for length in &args.lengths {
+        expect_room("--lengths", &[length.0])?;
+    }
+    let mut babilong = args.open()?;
     let stop = stop_on_signals()?;
+    babilong.stop_on(stop.clone());
     let written = if to_file {
         args.write_file(&babilong, &stories, &stop)
     } else {

@@ -98,7 +98,7 @@ fn main() -> ExitCode {
     };
     result.unwrap_or_else(|error| {
         // Whoever listened has heard enough (`armt ask .. | head`): no failure of ours.
-        if error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()).any(|e| e.kind() == ErrorKind::BrokenPipe) {
+        if is_closed(&error) {
             return ExitCode::SUCCESS;
         }
         note(format_args!("error: {}", line(&error)));
@@ -116,6 +116,11 @@ fn completions(shell: Shell) -> anyhow::Result<()> {
 /// Prints a line; a closed pipe is an error, not a panic.
 fn say(line: std::fmt::Arguments<'_>) -> anyhow::Result<()> {
     anyhow::Context::context(writeln!(std::io::stdout(), "{line}"), "standard output")
+}
+
+/// Whether an error is that nobody listens any more.
+fn is_closed(error: &anyhow::Error) -> bool {
+    error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()).any(|e| e.kind() == ErrorKind::BrokenPipe)
 }
 
 /// Prints a line on standard error, where nobody may be listening any more: what is done is not given up for that.

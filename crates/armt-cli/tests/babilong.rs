@@ -86,6 +86,92 @@ fn a_report_goes_on_with_missing_cells_to_the_same_file() {
     assert_eq!(samples, [3, 2, 2, 2]);
 }
 
+#[test]
+fn answers_of_another_run_are_neither_taken_for_this_ones_nor_replaced() {
+    let place = place();
+    let line = |more: &str| eval(&format!("--questions qa1 --lengths 0k --csv answers {more}"));
+    let file = place.path("answers/qa1_0k_instruction_no_examples_no_post_prompt_no.csv");
+    place.good(&line("--samples 2 --out a.json"));
+    let answers = read(&file);
+    for more in ["--samples 2", "--samples 2 --seed 1", "--samples 3 --seed 1 --out b.json"] {
+        let said = place.bad(&line(more));
+        assert!(said.contains("post_prompt_no.csv: it exists already and its answers are of no report"), "{more}: {said}");
+    }
+    assert!(!place.path("b.json").exists() && read(&file) == answers);
+    std::fs::write(&file, format!("{answers}own,line,here\n")).unwrap();
+    assert!(place.bad(&line("--samples 2 --out a.json")).contains("its answers are of no report"));
+    std::fs::remove_file(&file).unwrap();
+    assert!(place.bad(&line("--samples 1 --out a.json")).contains("--samples: expected 2"));
+    place.good(&line("--samples 2 --out a.json"));
+    assert_eq!(read(&file), answers);
+    // More samples have more answers.
+    place.good(&line("--samples 3 --out a.json"));
+    assert!(read(&file).starts_with(&answers) && read(&file).lines().count() == 4);
+}
+
+#[test]
+fn a_file_of_samples_that_has_changed_is_another_file() {
+    let place = place();
+    let make = |seed| {
+        place.good(&format!("data babilong --books books --questions qa1 --lengths 0k --samples 2 --seed {seed} --out s.jsonl"))
+    };
+    let line = "eval model --task babilong --file s.jsonl --out a.json --device cpu";
+    make(0);
+    place.good(line);
+    assert!(place.good(line).contains("nothing left to judge"));
+    make(1);
+    let said = place.bad(line);
+    assert!(said.contains("a.json: it has results of other settings (file_hash "), "{said}");
+}
+
+#[test]
+fn what_no_machine_could_hold_is_refused_by_its_option() {
+    let place = place();
+    std::fs::write(place.path("q.jsonl"), "{\"context\": \"a b\", \"question\": \"c\", \"answer\": \"d\"}\n").unwrap();
+    let qa = "eval model --task qa --qa q.jsonl --distract books --device cpu";
+    for (line, option) in [
+        (eval("--questions qa1 --lengths 99999999999M --samples 1"), "--lengths"),
+        (eval("--questions qa1 --lengths 0k --simulated --samples 99999999999999"), "--samples"),
+        (eval("--questions qa1 --lengths 0k --simulated --batch 99999999999 --samples 99999999999"), "--"),
+        (format!("{qa} --hidden-in 99999999999M"), "--hidden-in"),
+        ("data babilong --books books --questions qa1 --lengths 99999999999M --samples 1 --out s.jsonl".into(), "--lengths"),
+    ] {
+        let said = place.bad(&line);
+        assert!(said.contains(option) && said.contains("bytes"), "{line}: {said}");
+    }
+}
+
+/// `armt eval .. --out r.json | head -1`
+#[test]
+fn a_report_is_finished_though_nobody_listens() {
+    let place = place();
+    let closed = || std::io::pipe().unwrap().1;
+    std::fs::write(place.path("text.txt"), "a b c d ".repeat(50)).unwrap();
+    let run = |line: &str| place.command(line).stdout(closed()).status().unwrap();
+    assert!(run(&eval("--questions qa1,qa2 --lengths 0k,300 --samples 2 --out a.json")).success());
+    let report: Value = serde_json::from_str(&read(&place.path("a.json"))).unwrap();
+    assert_eq!(report["cells"].as_array().unwrap().len(), 4);
+    assert!(run("eval model --task text --text text.txt --out text.json --device cpu").success());
+    assert!(place.path("text.json").exists() && place.path("text.svg").exists());
+}
+
+/// Ctrl-C within a long context.
+#[cfg(unix)]
+#[test]
+fn questions_about_long_contexts_can_be_interrupted() {
+    let place = place();
+    std::fs::write(place.path("q.jsonl"), "{\"context\": \"a b\", \"question\": \"c\", \"answer\": \"d\"}\n").unwrap();
+    let line = "eval model --task qa --qa q.jsonl --distract books --hidden-in 0k,0k,2M --device cpu --out a.json";
+    let mut child = place.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(said.next().unwrap().unwrap().contains("questions"));
+    assert!(said.next().unwrap().unwrap().trim_start().starts_with("0k"));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    // The same length is judged once.
+    assert_eq!(said.map(Result::unwrap).collect::<Vec<_>>(), ["stopped: a.json has the lines so far"]);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
 /// Ctrl-C within a long cell: the cells before it are kept, and the same command finishes the work.
 #[cfg(unix)]
 #[test]

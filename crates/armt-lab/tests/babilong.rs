@@ -230,6 +230,8 @@ fn samples_of_a_file_have_its_contexts_and_what_is_missing_is_named() {
     let sample = &all[0].samples[0];
     assert_eq!(context(sample), babilong.tokenizer().encode(" Mary went to the garden. It rained.").unwrap());
     assert_eq!(sample.prompt, babilong.prompt(&sample.story.question).unwrap());
+    let marked = read(&format!("\u{feff}{}\n", line(of)), (None, None), None).unwrap();
+    assert_eq!(marked[0].samples[0].prompt, sample.prompt, "a byte order mark is no text");
     let otherwise = (Some(Task::new(3).unwrap()), Some(Length(1000)));
     let named = read(&format!("{}\n{}\n", line(""), line("")), otherwise, Some(1)).unwrap();
     assert_eq!((named[0].task.number(), named[0].length.0, named[0].samples.len()), (3, 1000, 1));

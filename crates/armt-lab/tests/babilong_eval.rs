@@ -20,6 +20,7 @@ use armt_lab::eval::babilong::compare::{Judged, Measure, curves, table};
 use armt_lab::eval::babilong::{Answered, Cell, Judge, Report, Settings, count};
 use armt_lab::eval::results::Experiment;
 use armt_lab::tasks::babi::Task;
+use armt_lab::tasks::babilong::given;
 use armt_lab::tasks::babilong::{Babilong, Books, Facts, Form, Length, Stories};
 
 #[path = "../../armt/tests/support/tiny_gpt2.rs"]
@@ -223,6 +224,7 @@ fn settings() -> Settings {
         retrieve: None,
         form: Form::Mixed,
         file: None,
+        file_hash: None,
         books: None,
         babi: None,
         bpe: None,
@@ -231,7 +233,7 @@ fn settings() -> Settings {
 
 fn cell(task: usize, length: usize, exact_match: f64) -> Cell {
     let label_match = Some((exact_match + 0.1).min(1.0));
-    Cell { task: Task::new(task).unwrap(), length: Length(length), samples: 10, exact_match, label_match }
+    Cell { task: Task::new(task).unwrap(), length: Length(length), samples: 10, exact_match, label_match, csv: None }
 }
 
 fn report(cells: &[Cell]) -> Report {
@@ -259,6 +261,7 @@ fn a_report_is_the_same_in_whatever_order_its_cells_came_and_survives_its_file()
         (Settings { facts: Facts::LeftOut, ..settings() }, r#"(facts "told", now "left_out")"#),
         (Settings { books: Some("b".into()), ..settings() }, r#"(books null, now "b")"#),
         (Settings { retrieve: Some(5), ..settings() }, r#"(retrieve null, now 5)"#),
+        (Settings { file: Some("s.jsonl".into()), ..settings() }, r#"(file null, now "s.jsonl")"#),
     ] {
         let error = Report::resume(&path, &other).unwrap_err().to_string();
         assert!(error.contains("a.json: it has results of other settings") && error.contains(part), "{error}");
@@ -273,6 +276,27 @@ fn a_report_is_the_same_in_whatever_order_its_cells_came_and_survives_its_file()
         let error = Report::resume(&path, &settings()).unwrap_err().to_string();
         assert!(error.contains("a.json") && error.contains(part), "{error}");
     }
+}
+
+/// A file of samples may change under its name, and reports of before did not say what was in it.
+#[test]
+fn a_report_is_of_what_its_file_of_samples_held() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, file) = (folder.path().join("a.json"), folder.path().join("s.jsonl"));
+    let of = |hash: Option<&str>| Settings { file: Some("s.jsonl".into()), file_hash: hash.map(String::from), ..settings() };
+    let save = |settings| Report { cells: vec![cell(1, 0, 0.5)], ..Report::new(None, settings) }.save(&path).unwrap();
+    save(of(Some("1")));
+    let error = Report::resume(&path, &of(Some("2"))).unwrap_err().to_string();
+    assert!(error.contains(r#"(file_hash "1", now "2")"#), "{error}");
+    let error = Report::resume(&path, &settings()).unwrap_err().to_string();
+    assert!(error.contains(r#"(file "s.jsonl", now null)"#), "{error}");
+    save(of(None));
+    let found = Report::resume(&path, &of(Some("2"))).unwrap().unwrap();
+    assert_eq!((found.cells.len(), found.settings.file_hash.as_deref()), (1, Some("2")));
+    std::fs::write(&file, "one").unwrap();
+    let before = given::hash(&file).unwrap();
+    std::fs::write(&file, "two").unwrap();
+    assert_ne!(before, given::hash(&file).unwrap());
 }
 
 #[test]

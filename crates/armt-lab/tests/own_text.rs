@@ -608,6 +608,67 @@ fn a_stage_of_questions_tells_what_it_learns_what_it_judges_and_what_it_leaves_o
     assert!(refused.contains("task.valid: expected questions, got none"), "{refused}");
 }
 
+/// A folder of the books' tokenizer that puts a token before every text, and that token.
+fn with_beginning(folder: &Path) -> (String, i32) {
+    let mut file: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(shipped("books-bpe").join("tokenizer.json")).unwrap()).unwrap();
+    let begin = file["model"]["vocab"]["$"].as_i64().unwrap();
+    file["post_processor"] = serde_json::json!({
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "$", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"$": {"id": "$", "ids": [begin], "tokens": ["$"]}},
+    });
+    std::fs::create_dir(folder).unwrap();
+    std::fs::write(folder.join("tokenizer.json"), file.to_string()).unwrap();
+    (folder.display().to_string(), begin as i32)
+}
+
+#[test]
+fn a_hidden_context_has_the_token_that_texts_begin_with_before_everything_and_nowhere_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let (bpe, begin) = with_beginning(&folder.path().join("bpe"));
+    let from = shipped("books/train").display().to_string();
+    let lengths = "task.distract.lengths=[\"40\"]".to_string();
+    for more in [vec![], vec![format!("task.distract.from={from}"), lengths]] {
+        let recipe = qa_recipe(folder.path(), ROWS, &[more, vec![format!("task.bpe={bpe}")]].concat());
+        let task = task(&recipe);
+        let judged = task.validation(0, 5, &mut armt::random::Random::new(0)).unwrap();
+        for asked in [task.batch(&mut armt::random::Random::new(3)).unwrap(), judged] {
+            for text in asked.batch.ids.chunks(asked.batch.tokens()) {
+                let places: Vec<usize> = (0..text.len()).filter(|i| text[*i] == begin).collect();
+                assert_eq!(places, [0], "{text:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_judging_hears_of_every_token_of_a_long_context_and_can_be_left_within_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (bpe, _) = with_beginning(&folder.path().join("bpe"));
+    let recipe = qa_recipe(folder.path(), ROWS, &[format!("task.bpe={bpe}"), "stage.1.steps=1".into()]);
+    run(&recipe, &folder.path().join("run"), false, 0);
+    let model = best_model(&folder.path().join("run"), DType::F32, &Device::cpu()).unwrap();
+    let words = Words::new(Arc::new(Tokenizer::find(Path::new(&bpe)).unwrap().unwrap()), None).unwrap();
+    let told = read(&[folder.path().join("qa.jsonl").display().to_string()], &Fields::default()).unwrap().told;
+    let books = armt_lab::tasks::babilong::Books::open(&shipped("books/train"), words.tokenizer.clone()).unwrap();
+    let hiding = Hiding(Arc::new(books));
+    let judge = |each: &mut dyn FnMut(qa::Judged) -> ControlFlow<()>| {
+        qa::judge(&model, &words, &told[..2], (Some(&hiding), Length(2000), 0), each)
+    };
+    let mut heard = Vec::new();
+    let answers = judge(&mut |judged| {
+        heard.push((judged.answers, judged.tokens));
+        ControlFlow::Continue(())
+    });
+    // The token before everything is one of the length's.
+    assert_eq!((answers.unwrap().len(), *heard.last().unwrap()), (3, (3, 4000)));
+    assert!(heard.contains(&(2, 2000)) && heard.iter().any(|(answers, tokens)| *answers == 0 && (1..2000).contains(tokens)));
+    let left = judge(&mut |judged| if judged.tokens > 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) });
+    assert!(matches!(left, Err(armt_lab::Error::Interrupted)));
+}
+
 /// The trained model answers as `armt ask` has it, through a session: with the tokenizer and the words after a question of its folder.
 #[test]
 fn a_folder_keeps_what_stands_after_a_question() {

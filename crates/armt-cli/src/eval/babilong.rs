@@ -8,16 +8,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, bail};
 use armt::Model;
+use armt::engine::machine::expect_room;
 use armt::text::Tokenizer;
 use armt_lab::eval::babilong::{Answered, Cell, CellProgress, Judge, Report, Settings, count, csv};
 use armt_lab::eval::interval::wilson;
+use armt_lab::eval::retrieval::StateSize;
 use armt_lab::tasks::babi::Task;
 use armt_lab::tasks::babi::file::Split;
 use armt_lab::tasks::babilong::given::{self, Given};
 use armt_lab::tasks::babilong::{Babilong, Books, Facts, Form, Length};
 use clap::Args;
 
-use super::{EvalArgs, first_given};
+use super::{EvalArgs, first_given, once_each};
 use crate::data::{SourceArgs, find_tokenizer, note_repeats, open_samples, open_stories};
 use crate::progress::Meter;
 use crate::train::stop_on_signals;
@@ -72,12 +74,16 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     let stories = own
         .tasks()
         .into_iter()
-        .map(|task| open_stories(task, args.seed, own.sources.simulated, Split::Test, own.sources.babi.as_deref()));
+        .map(|task| open_stories(task, args.seed(), own.sources.simulated, Split::Test, own.sources.babi.as_deref()));
     let stories = stories.collect::<Result<Vec<_>>>()?;
     note_repeats(&stories, args.samples.unwrap_or(SAMPLES) as u64);
     let lengths = own.lengths();
     let (tokenizer, missing) = own.tokenizer(folder)?;
-    let babilong = open_samples(tokenizer, Split::Test, &own.sources)?;
+    let mut babilong = open_samples(tokenizer, Split::Test, &own.sources)?;
+    for length in &lengths {
+        // Nothing keeps a context. But what has more tokens than the machine has bytes is a slip of the hand, and would be planned for years.
+        expect_room("--lengths", &[length.0])?;
+    }
     for stories in &stories {
         for length in lengths.iter().filter(|l| l.0 < CROWDED) {
             babilong.draw(stories, *length, 0)?;
@@ -86,13 +92,19 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     let model = args.device.open_weights(folder, args.adapter.as_deref())?;
     babilong.tokenizer().expect_fits(model.sizes().vocab, &missing)?;
     let stop = stop_on_signals()?;
+    babilong.stop_on(stop.clone());
+    let samples = args.samples.unwrap_or(SAMPLES);
     let mut run = Run::new(args, &model, &stop)?;
+    expect_room("--samples", &[samples, size_of::<Answered>()])?;
+    expect_room("--batch", &[samples.min(run.report.settings.batch), StateSize::of(&model).numbers, size_of::<f32>()])?;
+    let wanted: Vec<_> = stories.iter().flat_map(|stories| lengths.iter().map(|length| (stories.task(), *length))).collect();
+    wanted.iter().try_for_each(|(task, length)| run.expect_own_csv(*task, *length, samples))?;
     let mut judge = Judge::new(&model, &babilong, run.report.settings.batch)?;
     judge.stop_on(stop.clone());
     own.retrieve.iter().for_each(|k| judge.retrieve(*k as usize));
     for stories in &stories {
         for length in &lengths {
-            let (samples, facts) = (args.samples.unwrap_or(SAMPLES), run.report.settings.facts);
+            let facts = run.report.settings.facts;
             let cell = Wanted { task: stories.task(), length: *length, samples };
             let judged = run.cell(cell, &mut |each| judge.cell(stories, *length, facts, samples, each));
             if let Some(code) = run.stopped(judged)? {
@@ -114,6 +126,7 @@ fn run_file(args: &EvalArgs, folder: &Path, file: &Path) -> Result<ExitCode> {
     babilong.tokenizer().expect_fits(model.sizes().vocab, &missing)?;
     let stop = stop_on_signals()?;
     let mut run = Run::new(args, &model, &stop)?;
+    given.iter().try_for_each(|given| run.expect_own_csv(given.task, given.length, given.samples.len()))?;
     let mut judge = Judge::new(&model, &babilong, run.report.settings.batch)?;
     judge.stop_on(stop.clone());
     for Given { task, length, samples } in &given {
@@ -185,7 +198,7 @@ impl BabilongArgs {
         Ok(Settings {
             model: args.model.display().to_string(),
             fingerprint: model.fingerprint()?,
-            seed: args.seed,
+            seed: args.seed(),
             batch: args.batch.unwrap_or(BATCH),
             dtype: model.weights_dtype().to_string(),
             device: model.device().to_string(),
@@ -199,6 +212,7 @@ impl BabilongArgs {
             retrieve: self.retrieve.map(|k| k as usize),
             form: self.sources.form,
             file: text(&self.file),
+            file_hash: self.file.as_deref().map(given::hash).transpose()?,
             books: text(&self.sources.books),
             babi: text(&self.sources.babi),
             bpe: text(&self.bpe),
@@ -242,19 +256,48 @@ impl<'a> Run<'a> {
         Ok(Run { args, report, stop, shown: 0, judged: 0 })
     }
 
+    /// The file of a cell's answers, where they are to be written.
+    fn csv(&self, task: Task, length: Length) -> Option<PathBuf> {
+        self.args.babilong.csv.as_deref().map(|folder| csv::file(folder, task, length))
+    }
+
+    /// Refuses a file of answers that are not those of the report's cell, before anything is judged: it would be replaced by others. Refuses fewer
+    /// answers than the cell has, where its file is to be made anew.
+    fn expect_own_csv(&self, task: Task, length: Length, samples: usize) -> Result<()> {
+        let Some(file) = self.csv(task, length) else { return Ok(()) };
+        let cell = self.report.cell(task, length);
+        if !file.exists() {
+            return match cell.filter(|cell| cell.samples > samples) {
+                Some(cell) => bail!(
+                    "--samples: expected {}, as many as the report has of {task} {length}, to write their answers, got {samples}",
+                    cell.samples
+                ),
+                None => Ok(()),
+            };
+        }
+        if cell.and_then(|cell| cell.csv.as_ref()) != Some(&given::hash(&file)?) {
+            bail!(
+                "{}: it exists already and its answers are of no report that this command goes on with; name another folder, or remove it",
+                file.display()
+            );
+        }
+        Ok(())
+    }
+
     /// Judges a cell that is not in the report yet with so many samples, or whose answers are to be written and are not, and keeps it.
     fn cell(&mut self, wanted: Wanted, judging: &mut Judging<'_>) -> Result<()> {
         let Wanted { task, length, samples } = wanted;
-        let answers = self.args.babilong.csv.as_deref().filter(|folder| !csv::file(folder, task, length).exists());
-        let known = self.report.cell(task, length).filter(|c| answers.is_none() && c.samples >= samples).cloned();
+        let written = self.csv(task, length).is_none_or(|file| file.exists());
+        let known = self.report.cell(task, length).filter(|c| written && c.samples >= samples).cloned();
         let cell = match known {
             Some(cell) => cell,
             None => {
                 let answered = self.judge(&wanted, judging)?;
+                let mut cell = count(task, length, &answered, self.report.settings.label_match);
                 if let Some(folder) = &self.args.babilong.csv {
                     csv::write(folder, task, length, &answered)?;
+                    cell.csv = Some(csv::hash(&answered));
                 }
-                let cell = count(task, length, &answered, self.report.settings.label_match);
                 match self.args.out.as_deref() {
                     Some(out) => self.report.add(cell.clone(), out)?,
                     None => self.report.put(cell.clone()),
@@ -264,7 +307,7 @@ impl<'a> Run<'a> {
             }
         };
         self.shown += 1;
-        show(&cell, self.shown == 1)
+        show(self.args, &cell, self.shown == 1)
     }
 
     fn judge(&self, wanted: &Wanted, judging: &mut Judging<'_>) -> Result<Vec<Answered>> {
@@ -286,7 +329,7 @@ impl<'a> Run<'a> {
         if self.judged == 0
             && let Some(out) = &self.args.out
         {
-            crate::say(format_args!("nothing left to judge: all of it is in {}", out.display()))?;
+            self.args.say(format_args!("nothing left to judge: all of it is in {}", out.display()))?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -301,30 +344,19 @@ impl<'a> Run<'a> {
             Some(out) if !self.report.cells.is_empty() => {
                 let cells = self.report.cells.len();
                 let s = if cells == 1 { "" } else { "s" };
-                crate::say(format_args!(
+                self.args.say(format_args!(
                     "stopped: {} has {cells} cell{s}; the same command goes on with the others",
                     out.display()
                 ))?;
             }
-            _ => crate::say(format_args!("stopped; nothing was kept"))?,
+            _ => self.args.say(format_args!("stopped; nothing was kept"))?,
         }
         Ok(Some(ExitCode::from(130)))
     }
 }
 
-/// Without those that came before.
-fn once_each<T: PartialEq>(things: Vec<T>) -> Vec<T> {
-    let mut once = Vec::new();
-    for thing in things {
-        if !once.contains(&thing) {
-            once.push(thing);
-        }
-    }
-    once
-}
-
 /// A line of the table, after its head if it is the first.
-fn show(cell: &Cell, first: bool) -> Result<()> {
+fn show(args: &EvalArgs, cell: &Cell, first: bool) -> Result<()> {
     let between = |share: f64| {
         let (low, high) = wilson(share, cell.samples);
         format!("{low:.3} to {high:.3}")
@@ -336,8 +368,8 @@ fn show(cell: &Cell, first: bool) -> Result<()> {
     };
     let columns = column("exact match", Some(cell.exact_match)) + &column("label match", cell.label_match);
     if first {
-        crate::say(format_args!("{:<6} {:>8} {:>8}{columns}", "task", "length", "samples"))?;
-        return show(cell, false);
+        args.say(format_args!("{:<6} {:>8} {:>8}{columns}", "task", "length", "samples"))?;
+        return show(args, cell, false);
     }
-    crate::say(format_args!("{:<6} {:>8} {:>8}{columns}", cell.task.to_string(), cell.length.to_string(), cell.samples))
+    args.say(format_args!("{:<6} {:>8} {:>8}{columns}", cell.task.to_string(), cell.length.to_string(), cell.samples))
 }

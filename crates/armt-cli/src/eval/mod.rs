@@ -5,6 +5,7 @@ pub mod qa;
 mod retrieval;
 pub mod text;
 
+use std::fmt::Arguments;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -39,8 +40,8 @@ its memory emptied before it: what the memory gives. A plot is drawn beside the 
 qa: a context is read into an empty memory and asked, as `armt read` and `armt ask` do it. Exact match and F1 are SQuAD's. The last line,
 `unread`, is of the same questions with nothing read: what the model knows by heart or guesses.
 
-The report is written anew after each line. Ctrl-C keeps the lines so far; with babilong the same command goes on with the others, and
-one with other lengths, or with more samples for some of them, adds to it.";
+The report is written anew after each line, that of text at the end. Ctrl-C keeps the lines so far; with babilong the same command goes on with
+the others, and one with other lengths, or with more samples for some of them, adds to it. With the other tasks it begins anew.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLE)]
@@ -53,15 +54,15 @@ pub struct EvalArgs {
     /// Adapter of the model, as training writes it (RUN/adapter), or its run's folder.
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
-    /// Texts for each number of pairs, or each task and length; 1000 if not given, 100 with babilong. With qa contexts; all if not given.
+    /// Texts for each number of pairs, or each task and length; 1000 if not given, 100 with babilong. With qa contexts, all if not given; not with text.
     #[arg(long, value_name = "N", value_parser = positive)]
     samples: Option<usize>,
-    /// Texts at a time; 64 if not given, 16 with babilong.
+    /// Texts at a time; 64 if not given, 16 with babilong; not with text and qa.
     #[arg(long, value_name = "N", value_parser = positive)]
     batch: Option<usize>,
-    /// Equal seeds give equal texts.
-    #[arg(long, value_name = "S", default_value_t = 0)]
-    seed: u64,
+    /// Equal seeds give equal texts; 0 if not given.
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
     /// What tables and plots shall call the model.
     #[arg(long)]
     name: Option<String>,
@@ -96,7 +97,8 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
         (&[Task::Text], args.text.given()),
         (&[Task::Qa], args.qa.given()),
     ];
-    let given = own.into_iter().filter(|(tasks, _)| !tasks.contains(&args.task)).find_map(|(_, given)| given);
+    let others = own.into_iter().filter(|(tasks, _)| !tasks.contains(&args.task)).find_map(|(_, given)| given);
+    let given = others.or_else(|| args.unread());
     let task = args.task.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default();
     if let Some(name) = given {
         bail!("{name}: --task {task} has no such setting");
@@ -117,6 +119,42 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
         Task::Text => text::run(args, &folder),
         Task::Qa => qa::run(args, &folder),
     }
+}
+
+impl EvalArgs {
+    /// The first option that was given of those of several tasks that this one does not have: nothing of it is drawn, or read side by side.
+    fn unread(&self) -> Option<&'static str> {
+        let batch = ("--batch", self.batch.is_some());
+        match self.task {
+            Task::Text => first_given(&[("--samples", self.samples.is_some()), batch, ("--seed", self.seed.is_some())]),
+            Task::Qa => first_given(&[batch]),
+            Task::Remember | Task::Rewrite | Task::Babilong => None,
+        }
+    }
+
+    /// Decides what is drawn.
+    fn seed(&self) -> u64 {
+        self.seed.unwrap_or_default()
+    }
+
+    /// Prints a line. Where all of it is kept in a file too, nobody need be listening.
+    fn say(&self, line: Arguments<'_>) -> Result<()> {
+        match crate::say(line) {
+            Err(error) if self.out.is_some() && crate::is_closed(&error) => Ok(()),
+            said => said,
+        }
+    }
+}
+
+/// Without those that came before.
+fn once_each<T: PartialEq>(things: Vec<T>) -> Vec<T> {
+    let mut once = Vec::new();
+    for thing in things {
+        if !once.contains(&thing) {
+            once.push(thing);
+        }
+    }
+    once
 }
 
 /// The first of some options that was given.

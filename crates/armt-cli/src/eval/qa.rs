@@ -7,17 +7,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, bail};
+use armt::engine::machine::expect_room;
 use armt::files::write_beside;
 use armt_lab::eval::interval::wilson;
-use armt_lab::eval::qa::{Answered, Qa, Report, Row, count, count_unread, judge, judge_unread};
+use armt_lab::eval::qa::{Answered, Judged, Qa, Report, Row, count, count_unread, judge, judge_unread};
 use armt_lab::tasks::babilong::{Books, Data, Length, find_data};
 use armt_lab::tasks::qa::{Fields, Hiding, Told, read};
 use armt_lab::tasks::words::Words;
 use clap::Args;
 use serde_json::json;
 
-use super::{EvalArgs, first_given};
+use super::{EvalArgs, first_given, once_each};
 use crate::place::{Written, expect_place_for};
+use crate::progress::Meter;
 use crate::train::stop_on_signals;
 
 #[derive(Args)]
@@ -85,10 +87,18 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
     if own.qa.is_empty() {
         bail!("--qa: expected files of questions, got none");
     }
-    let lengths = if own.hidden_in.is_empty() { vec![Length(0)] } else { own.hidden_in.clone() };
+    let lengths = if own.hidden_in.is_empty() { vec![Length(0)] } else { once_each(own.hidden_in.clone()) };
     if own.distract.is_none() && lengths.iter().any(|l| l.0 > 0) {
         bail!("--hidden-in: expected --distract DIR with texts to hide contexts in");
     }
+    if own.hidden_in.is_empty() && own.distract.is_some() {
+        bail!("--distract: expected --hidden-in with the lengths to hide contexts in");
+    }
+    if own.distract.is_none() && args.seed.is_some() {
+        bail!("--seed: expected --distract and --hidden-in: nothing else is drawn");
+    }
+    // A context is hidden as a whole.
+    lengths.iter().try_for_each(|length| expect_room("--hidden-in", &[length.0, size_of::<i32>()]))?;
     if let Some(path) = &own.answers {
         expect_place_for(Written::Answers, path)?;
         if args.out.as_ref() == Some(path) {
@@ -125,21 +135,39 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
         lengths: Vec::new(),
         unread: None,
     };
-    let mut each = |_: &_| if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-    crate::say(format_args!("{:>8} {:>10} {:>12} {:>15} {:>8}", "length", "questions", "exact match", "95 %", "F1"))?;
+    let asked: usize = contexts.iter().map(|told| told.questions.len()).sum();
+    args.say(format_args!("{:>8} {:>10} {:>12} {:>15} {:>8}", "length", "questions", "exact match", "95 %", "F1"))?;
     let mut lines = String::new();
     // Nothing read comes last: what a user has asked for is told first.
     for length in lengths.into_iter().map(Some).chain([None]) {
+        let name = length.map_or("unread".into(), |length| length.to_string());
+        // What contexts have as they are is not known beforehand: there, questions are counted.
+        let tokens = length.map_or(0, |length| (length.0 as u64).saturating_mul(contexts.len() as u64));
+        let mut meter = Meter::new(Some(if tokens > 0 { tokens } else { asked as u64 }), 0);
+        let mut each = |judged: Judged| {
+            meter.label(format!("{name}, {} of {asked} answered: ", judged.answers));
+            meter.show(judged.tokens, if tokens > 0 { judged.tokens } else { judged.answers as u64 });
+            if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
         let judged = match length {
-            Some(length) => judge(model, &words, &contexts, (hiding.as_ref(), length, args.seed), &mut each),
+            Some(length) => judge(model, &words, &contexts, (hiding.as_ref(), length, args.seed()), &mut each),
             None => judge_unread(model, &words, &contexts, &mut each),
         };
+        meter.finish();
         let answers = match judged {
-            Err(armt_lab::Error::Interrupted) => return Ok(ExitCode::from(130)),
+            Err(armt_lab::Error::Interrupted) => {
+                match &args.out {
+                    Some(out) if !report.lengths.is_empty() => {
+                        args.say(format_args!("stopped: {} has the lines so far", out.display()))?;
+                    }
+                    _ => args.say(format_args!("stopped; nothing was kept"))?,
+                }
+                return Ok(ExitCode::from(130));
+            }
             other => other?,
         };
         let row = length.map_or_else(|| count_unread(&answers), |length| count(length, &answers));
-        crate::say(format_args!("{}", line(&row)))?;
+        args.say(format_args!("{}", line(&row)))?;
         if let Some(path) = &own.answers {
             lines.extend(told_answers(&row.length, &contexts, &answers).map(|line| line + "\n"));
             write_beside(path, lines.as_bytes())?;

@@ -73,7 +73,7 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
         symbols: task.symbols,
         samples,
         batch,
-        seed: args.seed,
+        seed: args.seed(),
         dtype: model.weights_dtype().to_string(),
         points: Vec::new(),
     };
@@ -88,7 +88,7 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
         }
         before = 0;
         report.points.push(*point);
-        let kept = bar.suspend(|| show(point, report.points.len() == 1));
+        let kept = bar.suspend(|| show(args, point, report.points.len() == 1));
         let kept = kept.and_then(|()| Ok(args.out.as_deref().map_or(Ok(()), |out| report.save(out))?));
         match kept {
             Ok(()) => ControlFlow::Continue(()),
@@ -98,7 +98,7 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
             }
         }
     };
-    let judged = curve(&model, task, &pairs, samples, batch, args.seed, &mut each);
+    let judged = curve(&model, task, &pairs, samples, batch, args.seed(), &mut each);
     bar.finish_and_clear();
     judged?;
     failed.map_or(Ok(ExitCode::SUCCESS), Err)
@@ -139,13 +139,13 @@ impl RetrievalArgs {
 }
 
 /// A line of the table, after its head if it is the first.
-fn show(point: &Point, first: bool) -> Result<()> {
+fn show(args: &EvalArgs, point: &Point, first: bool) -> Result<()> {
     if first {
-        crate::say(format_args!("{:>8} {:>12} {:>15} {:>13}", "pairs", "exact match", "95 %", "stored pairs"))?;
+        args.say(format_args!("{:>8} {:>12} {:>15} {:>13}", "pairs", "exact match", "95 %", "stored pairs"))?;
     }
     let (low, high) = wilson(point.exact_match, point.samples);
     let between = format!("{low:.3} to {high:.3}");
-    crate::say(format_args!("{:>8} {:>12.4} {between:>15} {:>13.1}", point.pairs, point.exact_match, point.stored))
+    args.say(format_args!("{:>8} {:>12.4} {between:>15} {:>13.1}", point.pairs, point.exact_match, point.stored))
 }
 
 /// Counts segments, hidden where there is no terminal: the table's lines are progress enough there.

@@ -91,27 +91,27 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
         Err(armt_lab::Error::Interrupted) => return Ok(ExitCode::from(130)),
         other => Report { model: args.model.display().to_string(), name: args.name.clone(), ..other? },
     };
-    tell(&report)?;
+    tell(args, &report)?;
     if let (Some(out), Some(plot)) = (&args.out, plot) {
         report.save(out)?;
         armt::files::write_beside(&plot, report.plot().svg()?.as_bytes())?;
-        crate::say(format_args!("{} and {}", out.display(), plot.display()))?;
+        args.say(format_args!("{} and {}", out.display(), plot.display()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn tell(report: &Report) -> Result<()> {
+fn tell(args: &EvalArgs, report: &Report) -> Result<()> {
     let Report { loss, perplexity, bits_per_byte, emptied_loss, .. } = report;
     let documents = if report.documents == 1 { "1 document".into() } else { format!("{} documents", thousands(report.documents)) };
-    crate::say(format_args!("{} tokens of {documents}, segments of {}", thousands(report.tokens), report.segment_size))?;
-    crate::say(format_args!("loss {loss:.4}, perplexity {perplexity:.2}, bits per byte {bits_per_byte:.4}"))?;
-    crate::say(format_args!("with the memory emptied before each segment: loss {emptied_loss:.4}"))?;
-    crate::say(format_args!("\n{:>12} {:>12} {:>12} {:>12} {:>12}", "segment", "tokens", "loss", "emptied", "gained"))?;
+    args.say(format_args!("{} tokens of {documents}, segments of {}", thousands(report.tokens), report.segment_size))?;
+    args.say(format_args!("loss {loss:.4}, perplexity {perplexity:.2}, bits per byte {bits_per_byte:.4}"))?;
+    args.say(format_args!("with the memory emptied before each segment: loss {emptied_loss:.4}"))?;
+    args.say(format_args!("\n{:>12} {:>12} {:>12} {:>12} {:>12}", "segment", "tokens", "loss", "emptied", "gained"))?;
     for range in report.ranges() {
         let segment = if range.from == range.to { range.from.to_string() } else { format!("{} to {}", range.from, range.to) };
         let gained = range.emptied - range.loss;
         let (tokens, loss, emptied) = (thousands(range.tokens), range.loss, range.emptied);
-        crate::say(format_args!("{segment:>12} {tokens:>12} {loss:>12.4} {emptied:>12.4} {gained:>12.4}"))?;
+        args.say(format_args!("{segment:>12} {tokens:>12} {loss:>12.4} {emptied:>12.4} {gained:>12.4}"))?;
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ use armt::files::{read_json, write_json};
 use armt::generate::Options;
 use armt::model::Model;
 use armt::random::Random;
+use armt::reader::End;
 use armt::{Session, SideBySide};
 use serde::{Deserialize, Serialize};
 
@@ -98,26 +99,49 @@ impl Report {
     }
 }
 
-/// What a model answers about some contexts, hidden in `length` tokens where there is other text to hide them in. `each` hears each answer and may
-/// end it, which gives [`Error::Interrupted`].
+/// How far a judging has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Judged {
+    /// Questions that were answered.
+    pub answers: usize,
+    /// Tokens of contexts that were read.
+    pub tokens: u64,
+}
+
+/// What a model answers about some contexts, hidden in `length` tokens where there is other text to hide them in. `each` hears of the progress, within
+/// a context and after each answer, and may end it, which gives [`Error::Interrupted`].
 pub fn judge(
     model: &Model,
     words: &Words,
     contexts: &[Told],
     (hiding, length, seed): (Option<&Hiding>, Length, u64),
-    each: &mut dyn FnMut(&Answered) -> ControlFlow<()>,
+    each: &mut dyn FnMut(Judged) -> ControlFlow<()>,
 ) -> Result<Vec<Answered>> {
-    let mut answers = Vec::new();
+    let (mut answers, mut before) = (Vec::new(), 0);
     let empty = Session::new(model.clone(), words.tokenizer.clone())?;
     let mut reading = SideBySide::new(&empty)?;
     for (i, told) in contexts.iter().enumerate() {
-        let mut tokens = words.whole_text(&told.context)?;
-        if let Some(hiding) = hiding {
-            tokens = hiding.hide(&tokens, length.0, Random::of(&[seed, length.0 as u64, i as u64]))?.around(&tokens);
+        let mut tokens: Vec<i32> = words.begin().into_iter().collect();
+        let context = words.tokenizer.encode(&told.context)?;
+        match hiding {
+            Some(hiding) => {
+                let random = Random::of(&[seed, length.0 as u64, i as u64]);
+                tokens.extend(hiding.hide(&context, length.0.saturating_sub(tokens.len()), random)?.around(&context));
+            }
+            None => tokens.extend(context),
         }
-        let mut session = [empty.fork()];
-        reading.read_tokens(&mut session, &mut [&mut tokens.into_iter().map(Ok)], &mut |_| ControlFlow::Continue(()))?;
-        ask_all(&session[0], words, told, &mut answers, each)?;
+        let (mut session, size) = ([empty.fork()], tokens.len() as u64);
+        let answered = answers.len();
+        let mut read = |now: u64| each(Judged { answers: answered, tokens: before + now });
+        // A text is read in groups of segments: what is shorter than one is heard of too.
+        if read(0).is_break()
+            || reading.read_tokens(&mut session, &mut [&mut tokens.into_iter().map(Ok)], &mut |p| read(p.tokens))? == End::Stopped
+        {
+            return Err(Error::Interrupted);
+        }
+        before += size;
+        ask_all(&session[0], words, told, &mut answers, &mut |answers| each(Judged { answers, tokens: before }))?;
     }
     Ok(answers)
 }
@@ -127,12 +151,12 @@ pub fn judge_unread(
     model: &Model,
     words: &Words,
     contexts: &[Told],
-    each: &mut dyn FnMut(&Answered) -> ControlFlow<()>,
+    each: &mut dyn FnMut(Judged) -> ControlFlow<()>,
 ) -> Result<Vec<Answered>> {
     let mut answers = Vec::new();
     let empty = Session::new(model.clone(), words.tokenizer.clone())?;
     for told in contexts {
-        ask_all(&empty, words, told, &mut answers, each)?;
+        ask_all(&empty, words, told, &mut answers, &mut |answers| each(Judged { answers, tokens: 0 }))?;
     }
     Ok(answers)
 }
@@ -140,13 +164,13 @@ pub fn judge_unread(
 /// Tokens of an answer, where nothing longer is right.
 const LONGEST: usize = 64;
 
-/// Asks the questions of a context.
+/// Asks the questions of a context. `each` hears how many were answered, of this context and of those before.
 fn ask_all(
     session: &Session,
     words: &Words,
     told: &Told,
     answers: &mut Vec<Answered>,
-    each: &mut dyn FnMut(&Answered) -> ControlFlow<()>,
+    each: &mut dyn FnMut(usize) -> ControlFlow<()>,
 ) -> Result<()> {
     for Asked { question, answers: right, .. } in &told.questions {
         // As long as what is right, where that is long.
@@ -159,10 +183,8 @@ fn ask_all(
         let said = said.text.trim().to_string();
         let exact = right.iter().any(|right| normal(right) == normal(&said));
         let f1 = right.iter().map(|right| overlap(right, &said)).fold(0.0, f64::max);
-        let answered = Answered { said, exact, f1 };
-        let go_on = each(&answered);
-        answers.push(answered);
-        if go_on.is_break() {
+        answers.push(Answered { said, exact, f1 });
+        if each(answers.len()).is_break() {
             return Err(Error::Interrupted);
         }
     }

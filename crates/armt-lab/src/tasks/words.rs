@@ -30,10 +30,9 @@ impl Words {
         Self::new(Arc::new(tokenizer), begun.map(|b| b.config))
     }
 
-    /// The tokens of a text that is read from its start: with the token before it that the tokenizer puts there, if it does.
-    pub fn whole_text(&self, text: &str) -> Result<Vec<i32>> {
-        let own = self.tokenizer.encode(text)?;
-        Ok(self.tokenizer.begin_of_text().into_iter().chain(own).collect())
+    /// The token that comes before a text which is read from its start, where the tokenizer puts one there.
+    pub fn begin(&self) -> Option<i32> {
+        self.tokenizer.begin_of_text()
     }
 
     /// A tokenizer with the end token of a model, or else its own. Where there is neither, that is an error.

@@ -22,6 +22,11 @@ pub fn write(folder: &Path, task: Task, length: Length, answers: &[Answered]) ->
     Ok(write_beside(&file(folder, task, length), text(answers).as_bytes())?)
 }
 
+/// BLAKE3 of the file of a cell's answers, by which a report knows it again.
+pub fn hash(answers: &[Answered]) -> String {
+    blake3::hash(text(answers).as_bytes()).to_string()
+}
+
 fn text(answers: &[Answered]) -> String {
     let line = |a: &Answered| format!("{},{},{}\n", field(&a.target), field(&a.output), field(&a.question));
     std::iter::once("target,output,question\n".to_string()).chain(answers.iter().map(line)).collect()

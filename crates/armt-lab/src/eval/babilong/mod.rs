@@ -206,5 +206,6 @@ pub fn count(task: Task, length: Length, answers: &[Answered], label_match: bool
         samples: answers.len(),
         exact_match: share(|a| a.exact),
         label_match: label_match.then(|| share(|a| a.label)),
+        csv: None,
     }
 }

@@ -26,6 +26,9 @@ pub struct Cell {
     /// Share that was right by the benchmark's labels, where that was counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label_match: Option<f64>,
+    /// BLAKE3 of the CSV file that the answers were written to, where they were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub csv: Option<String>,
 }
 
 /// What must be the same for two cells to belong to one report.
@@ -59,6 +62,9 @@ pub struct Settings {
     /// File of samples that were made elsewhere, where they were.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
+    /// BLAKE3 of that file's bytes: what has changed since is another file. Reports of earlier versions do not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_hash: Option<String>,
     /// Folders of books, stories and tokenizer, where they are not the project's or the model's.
     pub books: Option<String>,
     /// See `books`.
@@ -144,11 +150,13 @@ impl Report {
         if !path.exists() {
             return Ok(None);
         }
-        let report = Self::load(path)?;
+        let mut report = Self::load(path)?;
         let value = |settings| serde_json::to_value(settings).map_err(|e| Error::file(path, e));
         let (old, new) = (value(&report.settings)?, value(settings)?);
-        let mut keys = new.as_object().into_iter().flat_map(|o| o.keys());
-        if let Some(key) = keys.find(|key| old[*key] != new[*key]) {
+        // What is none stands in neither.
+        let mut keys = [&new, &old].into_iter().filter_map(|settings| settings.as_object()).flat_map(|keys| keys.keys());
+        let unknown = |key: &str| key == "file_hash" && report.settings.file_hash.is_none();
+        if let Some(key) = keys.find(|key| old[*key] != new[*key] && !unknown(key)) {
             return Err(Error::file(
                 path,
                 format!(
@@ -157,6 +165,7 @@ impl Report {
                 ),
             ));
         }
+        report.settings = settings.clone();
         Ok(Some(report))
     }
 }

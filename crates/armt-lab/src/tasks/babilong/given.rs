@@ -43,6 +43,12 @@ where
     }
 }
 
+/// BLAKE3 of a file's bytes.
+pub fn hash(path: &Path) -> Result<String> {
+    let bytes = std::fs::read(path).map_err(|source| Error::Io { path: path.into(), source })?;
+    Ok(blake3::hash(&bytes).to_string())
+}
+
 /// The samples of a file by task and length, in the order in which these first come, at most `most` of each. Where a line does not say its
 /// task or length, it has those of `otherwise`. A line that is no sample, one whose task or length nobody says, and one that says another
 /// than `otherwise`, is refused by its number.
@@ -54,6 +60,8 @@ pub fn read(
 ) -> Result<Vec<Given>> {
     let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
     let mut all: Vec<Given> = Vec::new();
+    // A byte order mark at the beginning is no text.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let wrong = |message: String| Error::file(path, format!("line {}: {message}", i + 1));
         let Line { input, question, target, task, length } = serde_json::from_str(line)

@@ -24,6 +24,7 @@ mod vocabulary;
 use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use serde::{Deserialize, Serialize};
@@ -127,6 +128,7 @@ pub struct Babilong {
     known: RwLock<HashMap<String, Arc<[i32]>>>,
     ask: i32,
     end: i32,
+    stop: Option<Arc<AtomicBool>>,
 }
 
 /// A story among books: where the context starts and where its facts go, not the context itself.
@@ -154,7 +156,12 @@ impl Babilong {
             end.ok_or_else(|| Error::unfit(format!("a tokenizer with the token {END_OF_TEXT}, as GPT-2's has"), "one without"))?;
         let first = tokenizer.encode(GEN)?.first().copied();
         let ask = first.ok_or_else(|| Error::unfit(format!("a tokenizer with tokens for \"{GEN}\""), "none"))?;
-        Ok(Babilong { books, known: RwLock::default(), ask, end })
+        Ok(Babilong { books, known: RwLock::default(), ask, end, stop: None })
+    }
+
+    /// From now on drawing ends once this is set, which gives [`Error::Interrupted`]: a very long context takes its time before any of it is read.
+    pub fn stop_on(&mut self, stop: Arc<AtomicBool>) {
+        self.stop = Some(stop);
     }
 
     /// The tokenizer of the samples.
@@ -258,7 +265,7 @@ impl Babilong {
         let background = length.0.saturating_sub(told(&facts));
         let prompt = self.prompt(&story.question)?;
         let reading = Reading::new(self.books.clone(), Random::new(random.bits()))?;
-        let sentences = count(reading.clone(), background)?;
+        let sentences = self.count(reading.clone(), background)?;
         let few: Vec<usize> = match gaps {
             Gaps::Any => Vec::new(),
             Gaps::Few(n) => (0..n.max(1)).map(|_| random.below(sentences + 1)).collect(),
@@ -269,6 +276,19 @@ impl Babilong {
         let mut gaps: Vec<usize> = facts.iter().map(|_| draw()).collect();
         gaps.sort_unstable();
         Ok(Sample { story, prompt, facts, gaps, background, reading: Some(reading) })
+    }
+
+    /// Sentences that a number of tokens takes, the last of them cut.
+    fn count(&self, mut reading: Reading, tokens: usize) -> Result<usize> {
+        let (mut sentences, mut left) = (0, tokens);
+        while left > 0 {
+            if self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+                return Err(Error::Interrupted);
+            }
+            left = left.saturating_sub(reading.advance()?);
+            sentences += 1;
+        }
+        Ok(sentences)
     }
 }
 
@@ -282,16 +302,6 @@ pub(super) fn shuffle<T>(things: &mut [T], mut random: Random) {
 /// Tokens of facts.
 fn told(facts: &[Arc<[i32]>]) -> usize {
     facts.iter().map(|f| f.len()).sum()
-}
-
-/// Sentences that a number of tokens takes, the last of them cut.
-fn count(mut reading: Reading, tokens: usize) -> Result<usize> {
-    let (mut sentences, mut left) = (0, tokens);
-    while left > 0 {
-        left = left.saturating_sub(reading.advance()?);
-        sentences += 1;
-    }
-    Ok(sentences)
 }
 
 impl Sample {

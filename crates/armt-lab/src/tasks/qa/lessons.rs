@@ -159,7 +159,7 @@ impl Lessons for QaLessons {
     }
 }
 
-/// A context as tokens.
+/// A context as tokens, without the one that texts begin with: other text may come before it.
 #[derive(Clone, Debug)]
 struct Context {
     tokens: Vec<i32>,
@@ -180,7 +180,7 @@ impl Context {
             answer.push(words.end);
             Ok(Prompt { question, answer })
         });
-        Ok(Context { tokens: words.whole_text(&told.context)?, prompts: prompts.collect::<Result<_>>()? })
+        Ok(Context { tokens: words.tokenizer.encode(&told.context)?, prompts: prompts.collect::<Result<_>>()? })
     }
 }
 
@@ -208,10 +208,11 @@ impl TaskData for Questions {
 
     fn task(&self, stage: usize, sizes: Sizes) -> Result<Box<dyn TrainingTask>> {
         let StageKeys { segment, segments, questions } = self.lessons.stage(stage)?;
+        let begin = self.words.begin();
         let fits = |all: &Arc<[Context]>| -> Vec<(usize, usize)> {
             let pairs = all.iter().enumerate().flat_map(|(c, context)| (0..context.prompts.len()).map(move |q| (c, q)));
             let room = |c: usize, q: usize| {
-                all[c].tokens.len().next_multiple_of(segment) + all[c].prompts[q].length().next_multiple_of(segment)
+                context_room(begin, &all[c].tokens, segment) + all[c].prompts[q].length().next_multiple_of(segment)
             };
             pairs.filter(|(c, q)| room(*c, *q) <= segment * segments).collect()
         };
@@ -231,6 +232,7 @@ impl TaskData for Questions {
             train_pairs,
             valid_pairs,
             hiding: self.hiding.clone(),
+            begin,
             end: self.words.end,
             segment,
             segments,
@@ -248,11 +250,18 @@ pub struct QaTraining {
     train_pairs: Vec<(usize, usize)>,
     valid_pairs: Vec<(usize, usize)>,
     hiding: Option<(Hiding, Vec<Length>)>,
+    /// Before every text, if anything is.
+    begin: Option<i32>,
     end: i32,
     segment: usize,
     segments: usize,
     questions: usize,
     batch: usize,
+}
+
+/// Tokens of the segments that a context takes, with the token that texts begin with.
+fn context_room(begin: Option<i32>, context: &[i32], segment: usize) -> usize {
+    (usize::from(begin.is_some()) + context.len()).next_multiple_of(segment)
 }
 
 /// Where the questions of a text begin.
@@ -277,9 +286,11 @@ impl QaTraining {
         let asked: usize = prompts.iter().map(|p| p.length()).sum();
         let room = self.segment * self.segments - asked.next_multiple_of(self.segment);
         let mut text = Text::default();
+        text.tell(self.begin);
         match &self.hiding {
             Some((hiding, _)) => {
-                let hidden = hiding.hide(context, length.min(room), Random::new(random.bits()))?;
+                let length = length.min(room).saturating_sub(text.ids.len());
+                let hidden = hiding.hide(context, length, Random::new(random.bits()))?;
                 text.pass(hidden.before);
                 text.tell(context.iter().copied());
                 text.pass(hidden.after);
@@ -338,7 +349,7 @@ impl TrainingTask for QaTraining {
             let context = &self.train[c];
             let mut prompts = vec![&context.prompts[first]];
             // Others of the context, any of them, as long as they fit.
-            let room = self.segment * self.segments - context.tokens.len().next_multiple_of(self.segment);
+            let room = self.segment * self.segments - context_room(self.begin, &context.tokens, self.segment);
             for _ in 1..most.min(context.prompts.len()) {
                 let other = &context.prompts[random.below(context.prompts.len())];
                 let asked: usize = prompts.iter().map(|p| p.length()).sum();
