@@ -137,7 +137,7 @@ impl ReportArgs {
         }
         let reports = files.iter().map(|f| Ok(Report::load(f)?)).collect::<Result<Vec<_>>>()?;
         let names = self.names(files, reports.iter().map(|r| r.name.clone()));
-        let plot = Comparison::of(measure, names.into_iter().zip(reports)).plot(scale);
+        let plot = Comparison::of(measure, names.into_iter().zip(reports))?.plot(scale);
         plot.svg().context("nothing to draw")
     }
 

@@ -35,6 +35,9 @@ fn a_model_is_judged_on_retrieval_and_the_curve_is_drawn() {
     place.good("report a.json a.json --metric stored --out stored.svg");
     assert!(text(&read(place.path("stored.svg")).unwrap()).contains("all of them"));
 
+    let said = place.bad("report a.json b.json --out mixed.svg --names one,one");
+    assert!(said.contains("one: expected reports of one task under one name") && !place.path("mixed.svg").exists(), "{said}");
+
     std::fs::create_dir_all(place.path("results/remember")).unwrap();
     std::fs::write(place.path("README.md"), "<!-- results: remember -->\n<!-- end -->\n").unwrap();
     for seed in 1..3 {
@@ -70,15 +73,15 @@ fn what_cannot_be_judged_or_drawn_is_refused_with_a_reason() {
         ("eval model --task remember --value-size 3 --device cpu", "no room for a key"),
         ("eval model --task remember --symbols 101 --device cpu", "symbols: expected 2 to 100"),
         ("eval model --task remember --symbols 4 --pairs 17 --device cpu", "only 16 of 2 of 4 symbols"),
-        ("eval model --task remember --minutes 0", "expected a number above 0"),
-        ("report . --readme README.md", "expected reports of `armt eval`"),
-        ("report . --names a", "expected files with them"),
         ("eval model --task text --text no.json --samples 3", "--samples: --task text has no such setting"),
         ("eval model --task text --text no.json --batch 3", "--batch: --task text has no such setting"),
         ("eval model --task text --text no.json --seed 3", "--seed: --task text has no such setting"),
         ("eval model --task qa --qa no.json --batch 3", "--batch: --task qa has no such setting"),
         ("eval model --task qa --qa no.json --distract .", "--distract: expected --hidden-in"),
         ("eval model --task qa --qa no.json --seed 3", "--seed: expected --distract and --hidden-in"),
+        ("eval model --task remember --minutes 0", "expected a number above 0"),
+        ("report . --readme README.md", "expected reports of `armt eval`"),
+        ("report . --names a", "expected files with them"),
         ("report no.json", "--out: expected the name of a plot"),
         ("report no.json --readme README.md", "--readme: expected one folder"),
         ("report . no.json --out a.svg", "expected a report, got a folder"),

@@ -16,7 +16,7 @@ use armt::generate::{Options, generate};
 use armt::segment::Batch;
 use armt::text::Tokenizer;
 use armt_lab::Error;
-use armt_lab::eval::babilong::compare::{Judged, Measure, curves, table};
+use armt_lab::eval::babilong::compare::{Judged, Measure, curves, shipped_table, table};
 use armt_lab::eval::babilong::{Answered, Cell, Judge, Report, Settings, count};
 use armt_lab::eval::results::Experiment;
 use armt_lab::tasks::babi::Task;
@@ -297,6 +297,36 @@ fn a_report_is_of_what_its_file_of_samples_held() {
     let before = given::hash(&file).unwrap();
     std::fs::write(&file, "two").unwrap();
     assert_ne!(before, given::hash(&file).unwrap());
+}
+
+#[test]
+fn reports_of_one_name_that_are_of_different_texts_are_no_seeds() {
+    let (one, mut shipped) = (report(&[cell(1, 0, 1.0)]), report(&[cell(1, 0, 1.0)]));
+    let both = |other: &Report| Judged::all(Measure::ExactMatch, [("A".into(), one.clone()), ("A".into(), other.clone())]);
+    let others: [(&str, fn(&mut Settings)); 7] = [
+        ("facts", |s| s.facts = Facts::LeftOut),
+        ("retrieve", |s| s.retrieve = Some(5)),
+        ("form", |s| s.form = Form::Now),
+        ("simulated", |s| s.simulated = true),
+        ("file", |s| s.file = Some("f".into())),
+        ("books", |s| s.books = Some("b".into())),
+        ("babi", |s| s.babi = Some("b".into())),
+    ];
+    (shipped.settings.form, shipped.settings.model) = (Form::Now, "models/own".into());
+    let rows = |report: &Report| {
+        shipped_table(&Judged::all(Measure::ExactMatch, [("own".into(), report.clone())]).unwrap()).lines().count() - 2
+    };
+    assert_eq!(rows(&shipped), 1);
+    for (key, change) in others {
+        let mut other = one.clone();
+        change(&mut other.settings);
+        let error = both(&other).unwrap_err().to_string();
+        assert!(error.contains(&format!("A: expected reports of one {key} under one name")), "{error}");
+        let mut other = shipped.clone();
+        change(&mut other.settings);
+        assert_eq!(rows(&other), usize::from(key == "form"), "{key}");
+    }
+    assert!(both(&Report { settings: Settings { seed: 1, fingerprint: "g".into(), ..settings() }, ..one.clone() }).is_ok());
 }
 
 #[test]

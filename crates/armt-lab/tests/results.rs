@@ -95,7 +95,7 @@ fn run(place: &Path) -> armt_lab::Result<Vec<String>> {
 #[test]
 fn seeds_of_one_name_become_their_mean_and_spread() {
     let of = |curve: &[(usize, f64)]| ("A".to_string(), report(Setting::Rewrite, curve));
-    let models = Comparison::of(Measure::ExactMatch, [of(&[(5, 0.5), (1, 1.0)]), of(&[(5, 0.75)])]).models;
+    let models = Comparison::of(Measure::ExactMatch, [of(&[(5, 0.5), (1, 1.0)]), of(&[(5, 0.75)])]).unwrap().models;
     assert_eq!(models.len(), 1);
     let want = [Mark { x: 1.0, y: 1.0, spread: None }, Mark { x: 5.0, y: 0.625, spread: Some((0.5, 0.75)) }];
     assert_eq!(models[0].marks(Measure::ExactMatch), want);
@@ -142,7 +142,7 @@ fn a_trained_length_of_several_models_is_marked_once() {
     let trained = |n| Report { trained_pairs: n, ..report(Setting::Rewrite, &[(1, 1.0), (100, 0.5)]) };
     let guides = |lengths: [Option<usize>; 2]| {
         let reports = lengths.into_iter().zip(["a", "b"]).map(|(n, name)| (name.to_string(), trained(n)));
-        let guides = Comparison::of(Measure::ExactMatch, reports).plot(None).guides;
+        let guides = Comparison::of(Measure::ExactMatch, reports).unwrap().plot(None).guides;
         guides.iter().map(|g| (g.x, g.series)).collect::<Vec<_>>()
     };
     assert_eq!(guides([Some(50), Some(50)]), [(50.0, None)]);
@@ -201,4 +201,25 @@ fn the_projects_tables_are_those_of_its_results() {
         assert!(fill(&text, &experiments).unwrap() == text, "{name} has other tables than `{again}` writes");
     }
     assert!(tables >= experiments.len(), "{tables}");
+}
+
+#[test]
+fn reports_of_one_name_that_are_of_different_texts_are_no_seeds() {
+    let one = report(Setting::Remember, &[(1, 1.0)]);
+    for (other, said) in [
+        (Report { task: Setting::Rewrite, ..one.clone() }, "armt: expected reports of one task"),
+        (Report { key_size: 3, ..one.clone() }, "armt: expected reports of one key_size"),
+        (Report { value_size: 2, ..one.clone() }, "value_size"),
+        (Report { symbols: 26, ..one.clone() }, "16 and 26"),
+    ] {
+        let pair = |names: [&str; 2]| {
+            Comparison::of(Measure::Stored, names.map(String::from).into_iter().zip([one.clone(), other.clone()]))
+        };
+        let error = pair(["armt"; 2]).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+        assert_eq!(pair(["armt", "other"]).unwrap().models.len(), 2);
+    }
+    // Another seed, model and type of numbers are what seeds differ in.
+    let seed = Report { seed: 1, model: "n".into(), dtype: "bf16".into(), samples: 20, ..one.clone() };
+    assert_eq!(Comparison::of(Measure::Stored, [("armt".into(), one), ("armt".into(), seed)]).unwrap().models.len(), 1);
 }

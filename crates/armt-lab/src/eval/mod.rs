@@ -1,5 +1,6 @@
 //! Judging models: exact match, memory capacity, reports and plots.
 
+mod alike;
 pub mod babilong;
 pub mod heat;
 pub mod interval;

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use armt::files::{read_text, write_beside};
 
+use super::alike::expect_alike;
 use super::babilong;
 use super::babilong::cited::Cited;
 use super::babilong::compare::{Judged, NOTHING, curves_by_task, shipped_table, table};
@@ -119,16 +120,19 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Models of one name are seeds of one model; the order is that in which names first come.
-    pub fn of(measure: Measure, reports: impl IntoIterator<Item = (String, Report)>) -> Self {
+    /// Models of one name are seeds of one model; the order is that in which names first come. Refuses reports of one name that are of different texts.
+    pub fn of(measure: Measure, reports: impl IntoIterator<Item = (String, Report)>) -> Result<Self> {
         let mut models: Vec<Seeds> = Vec::new();
         for (name, report) in reports {
             match models.iter_mut().find(|m| m.name == name) {
-                Some(model) => model.reports.push(report),
+                Some(model) => {
+                    expect_alike(&name, &["task", "key_size", "value_size", "symbols"], [&model.reports[0], &report])?;
+                    model.reports.push(report);
+                }
                 None => models.push(Seeds { name, reports: vec![report] }),
             }
         }
-        Comparison { measure, models }
+        Ok(Comparison { measure, models })
     }
 
     /// Curves over the number of pairs, with the trained lengths marked. Stored pairs are drawn beside the line of those that store all.
@@ -276,7 +280,7 @@ impl Experiment {
         if reports.is_empty() {
             return Ok(None);
         }
-        let mut models = Comparison::of(measure, reports);
+        let mut models = Comparison::of(measure, reports).map_err(|e| Error::file(&folder, e))?;
         for model in &mut models.models {
             if let Some(name) = model.reports.iter().find_map(|r| r.name.clone()) {
                 model.name = name;

@@ -3,17 +3,21 @@
 //! Reports of one name are seeds of one model: a cell is their mean, in curves and in the table with the least and the most. Of a single seed the table has
 //! the 95 % interval. The mean of the tasks is the benchmark's headline; it stands only where each of a model's tasks was judged.
 
-use super::{Cell, Report};
+use super::{Cell, Report, Settings};
 use crate::error::{Error, Result};
+use crate::eval::alike::expect_alike;
 use crate::eval::heat::HeatMap;
 use crate::eval::interval::wilson;
 use crate::eval::panels::Panels;
 use crate::eval::plot::{Mark, Plot, Scale, Series};
 use crate::tasks::babi::Task;
-use crate::tasks::babilong::{Form, Length};
+use crate::tasks::babilong::{Facts, Form, Length};
 
 /// What the row of all tasks is called.
 const MEAN: &str = "mean";
+
+/// What seeds of one model have in common beside their weights: the texts, and how they were told. What a file held not all reports say.
+const SAME: [&str; 8] = ["facts", "retrieve", "form", "simulated", "file", "books", "babi", "file_hash"];
 
 /// Stands in a table where nothing is known.
 pub(in crate::eval) const NOTHING: &str = "-";
@@ -55,8 +59,8 @@ pub struct Judged {
 }
 
 impl Judged {
-    /// Reports by their names, in the order in which these first come. Refuses one without a cell, and one without right labels if
-    /// these are to be told.
+    /// Reports by their names, in the order in which these first come. Refuses one without a cell, one without right labels if these are to be told,
+    /// and some of one name that are of different texts.
     pub fn all(measure: Measure, reports: impl IntoIterator<Item = (String, Report)>) -> Result<Vec<Self>> {
         let mut models: Vec<Judged> = Vec::new();
         for (name, report) in reports {
@@ -68,7 +72,12 @@ impl Judged {
                 return Err(Error::input(name, expected, "exact matches only"));
             }
             match models.iter_mut().find(|m| m.name == name) {
-                Some(model) => model.reports.push(report),
+                Some(model) => {
+                    let both = [&model.reports[0].settings, &report.settings];
+                    let known = SAME.len() - usize::from(both.iter().any(|settings| settings.file_hash.is_none()));
+                    expect_alike(&name, &SAME[..known], both)?;
+                    model.reports.push(report);
+                }
                 None => models.push(Judged { name, reports: vec![report], measure }),
             }
         }
@@ -80,9 +89,13 @@ impl Judged {
     }
 
     /// The model's folder below `models`, where it is one that comes with the project, read whole contexts and was judged in the benchmark's form
-    /// of now.
+    /// of now, on the published stories as they are and the project's books.
     fn shipped(&self) -> Option<&str> {
-        let own = |r: &Report| r.settings.form == Form::Now && r.settings.file.is_none() && r.settings.retrieve.is_none();
+        let own = |r: &Report| {
+            let Settings { form, file, retrieve, facts, simulated, books, babi, .. } = &r.settings;
+            let texts = [file, books, babi].iter().all(|named| named.is_none());
+            *form == Form::Now && *facts == Facts::Told && !simulated && retrieve.is_none() && texts
+        };
         let [report] = &self.reports[..] else { return None };
         report.settings.model.strip_prefix("models/").filter(|_| own(report))
     }
