@@ -558,7 +558,7 @@ fn a_model_learns_questions_by_heart_and_says_the_answers_when_it_is_asked() {
     run(&recipe, &folder.path().join("run"), false, 0);
     let model = best_model(&folder.path().join("run"), DType::F32, &Device::cpu()).unwrap();
     let told = read(&[folder.path().join("qa.jsonl").display().to_string()], &Fields::default()).unwrap().told;
-    let answers = qa::judge(&model, &words(), &told, (None, Length(0), 0), &mut |_| ControlFlow::Continue(())).unwrap();
+    let answers = qa::judge(&model, &words(), &told, &qa::Way::default(), &mut |_| ControlFlow::Continue(())).unwrap();
     let row = qa::count(Length(0), &answers);
     assert_eq!((row.questions, row.exact_match, row.f1), (5, 1.0, 1.0), "{answers:?}");
     // Beside it stands what it says with nothing read, in the report and in the plot.
@@ -654,9 +654,8 @@ fn a_judging_hears_of_every_token_of_a_long_context_and_can_be_left_within_it() 
     let told = read(&[folder.path().join("qa.jsonl").display().to_string()], &Fields::default()).unwrap().told;
     let books = armt_lab::tasks::babilong::Books::open(&shipped("books/train"), words.tokenizer.clone()).unwrap();
     let hiding = Hiding(Arc::new(books));
-    let judge = |each: &mut dyn FnMut(qa::Judged) -> ControlFlow<()>| {
-        qa::judge(&model, &words, &told[..2], (Some(&hiding), Length(2000), 0), each)
-    };
+    let way = |stop| qa::Way { hidden: Some((&hiding, Length(2000))), stop, ..qa::Way::default() };
+    let judge = |each: &mut dyn FnMut(qa::Judged) -> ControlFlow<()>| qa::judge(&model, &words, &told[..2], &way(None), each);
     let mut heard = Vec::new();
     let answers = judge(&mut |judged| {
         heard.push((judged.answers, judged.tokens));
@@ -667,6 +666,9 @@ fn a_judging_hears_of_every_token_of_a_long_context_and_can_be_left_within_it() 
     assert!(heard.contains(&(2, 2000)) && heard.iter().any(|(answers, tokens)| *answers == 0 && (1..2000).contains(tokens)));
     let left = judge(&mut |judged| if judged.tokens > 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) });
     assert!(matches!(left, Err(armt_lab::Error::Interrupted)));
+    let stopped = way(Some(Arc::new(true.into())));
+    let left = qa::judge(&model, &words, &told[..2], &stopped, &mut |_| ControlFlow::Continue(()));
+    assert!(matches!(left, Err(armt_lab::Error::Interrupted)), "a flag that is set ends a reading within a group of segments");
 }
 
 /// The trained model answers as `armt ask` has it, through a session: with the tokenizer and the words after a question of its folder.

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use armt::engine::machine::expect_room;
 use armt::files::write_beside;
 use armt_lab::eval::interval::wilson;
-use armt_lab::eval::qa::{Answered, Judged, Qa, Report, Row, count, count_unread, judge, judge_unread};
+use armt_lab::eval::qa::{Answered, Judged, Qa, Report, Row, Way, count, count_unread, judge, judge_unread};
 use armt_lab::tasks::babilong::{Books, Data, Length, find_data};
 use armt_lab::tasks::qa::{Fields, Hiding, Told, read};
 use armt_lab::tasks::words::Words;
@@ -150,7 +150,11 @@ pub fn run(args: &EvalArgs, folder: &Path) -> Result<ExitCode> {
             if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let judged = match length {
-            Some(length) => judge(model, &words, &contexts, (hiding.as_ref(), length, args.seed()), &mut each),
+            Some(length) => {
+                let hidden = hiding.as_ref().map(|hiding| (hiding, length));
+                let way = Way { hidden, seed: args.seed(), stop: Some(stop.clone()) };
+                judge(model, &words, &contexts, &way, &mut each)
+            }
             None => judge_unread(model, &words, &contexts, &mut each),
         };
         meter.finish();

@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use armt::files::{read_json, write_json};
 use armt::generate::Options;
@@ -109,24 +111,36 @@ pub struct Judged {
     pub tokens: u64,
 }
 
-/// What a model answers about some contexts, hidden in `length` tokens where there is other text to hide them in. `each` hears of the progress, within
+/// How contexts are read.
+#[derive(Clone, Default)]
+pub struct Way<'h> {
+    /// Other text to hide them in, where there is some, and so many tokens of both.
+    pub hidden: Option<(&'h Hiding, Length)>,
+    /// Decides what is around a context.
+    pub seed: u64,
+    /// Ends a reading as soon as it is set, and with it the judging.
+    pub stop: Option<Arc<AtomicBool>>,
+}
+
+/// What a model answers about some contexts. `each` hears of the progress, within
 /// a context and after each answer, and may end it, which gives [`Error::Interrupted`].
 pub fn judge(
     model: &Model,
     words: &Words,
     contexts: &[Told],
-    (hiding, length, seed): (Option<&Hiding>, Length, u64),
+    way: &Way<'_>,
     each: &mut dyn FnMut(Judged) -> ControlFlow<()>,
 ) -> Result<Vec<Answered>> {
     let (mut answers, mut before) = (Vec::new(), 0);
     let empty = Session::new(model.clone(), words.tokenizer.clone())?;
     let mut reading = SideBySide::new(&empty)?;
+    way.stop.iter().for_each(|stop| reading.stop_on(stop.clone()));
     for (i, told) in contexts.iter().enumerate() {
         let mut tokens: Vec<i32> = words.begin().into_iter().collect();
         let context = words.tokenizer.encode(&told.context)?;
-        match hiding {
-            Some(hiding) => {
-                let random = Random::of(&[seed, length.0 as u64, i as u64]);
+        match way.hidden {
+            Some((hiding, length)) => {
+                let random = Random::of(&[way.seed, length.0 as u64, i as u64]);
                 tokens.extend(hiding.hide(&context, length.0.saturating_sub(tokens.len()), random)?.around(&context));
             }
             None => tokens.extend(context),
