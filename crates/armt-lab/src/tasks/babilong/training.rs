@@ -372,7 +372,7 @@ impl BabilongTraining {
                         come += 1;
                         facts.tell_until(come, &mut text);
                     }
-                    Piece::Background(tokens) if cut => self.pass_and_cut(&tokens, &mut facts, &mut text, random),
+                    Piece::Background(tokens) if cut => self.pass_and_cut(tokens, &mut facts, &mut text, random),
                     Piece::Background(tokens) => text.pass(tokens.iter().copied()),
                 }
             }
